@@ -1,0 +1,167 @@
+"""What goes into the decider and what comes out of it, as plain data.
+
+This module exists so that a decision can be written down, sent, replayed and tested without any I/O. What always holds:
+
+* Every event carries its own id and time; the decider has no other clock.
+* Every instruction names the event that caused it and says why in one sentence.
+* A ``Record`` or ``Forget`` is made durable, under the leader's epoch, before any effect of the same batch is carried out.
+* An effect is pending (durably) from the moment it is decided until its ``Done`` event; its id is its idempotency key, so
+  carrying it out again after a crash is harmless.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sentinel.model import Action, Drain, Fleet, Hold, Incident, Page, Report, Routes, WorkerSeen
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    id: str
+    at: float  # seconds since the epoch, by the controller's clock
+
+
+class FleetLoaded(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The configured fleet, at start and whenever it changes."""
+
+    fleet: Fleet
+
+
+class Restored(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What an earlier leader had decided; the first event after FleetLoaded on taking over."""
+
+    epoch: int
+    incidents: tuple[Incident, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    routes: Routes | None = None
+
+
+class Reported(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A node's report, already authenticated. ``at`` is when it arrived; ``report.at`` is what the node's clock said."""
+
+    report: Report
+
+
+class Watched(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The controller's own look at one worker over the network. ``reachable`` None: could not tell."""
+
+    worker: str
+    reachable: bool | None
+    seen: WorkerSeen | None = None
+
+
+class Tick(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Time passed. Silence, dwell times and deadlines are noticed on ticks only."""
+
+
+class Done(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """An effect ended. ``ok`` None: it could not be told whether it took effect (then it is tried again or escalated)."""
+
+    instruction: str
+    ok: bool | None
+    detail: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A person's command, already authenticated and its target checked to exist."""
+
+    verb: Literal["drain", "undrain", "hold", "release", "acknowledge", "resolve"]
+    target: str  # worker name, node name, written component, or incident id
+    by: str
+    reason: str = ""
+    deadline_s: float | None = None
+    keep: Literal["in", "out"] = "in"
+    until: float | None = None
+
+
+AnyEvent = FleetLoaded | Restored | Reported | Watched | Tick | Done | Asked
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Instructions
+
+
+class Instruction(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    id: str
+    cause: str  # id of the event
+    why: str = ""
+
+
+class Record(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Write a decision down. ``value`` is the noun that ``kind`` says; it replaces what stood under ``key``."""
+
+    kind: Literal["incident", "drain", "hold", "routes"]
+    key: str
+    value: Incident | Drain | Hold | Routes
+
+
+class Forget(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Remove a decision that is over (a lifted hold, an old closed incident)."""
+
+    kind: Literal["incident", "drain", "hold"]
+    key: str
+
+
+class Effect(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Something to do in the world. ``lane`` orders effects: within one lane they run one after the other."""
+
+    lane: str
+
+
+class Deroute(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    worker: str
+
+
+class Reroute(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    worker: str
+
+
+class AwaitIdle(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Wait until nothing is in flight. Done(ok=True): idle; ok=False: the deadline passed with requests in flight."""
+
+    worker: str
+    until: float  # seconds since the epoch
+
+
+class StopWorker(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """``hard``: kill at once, its GPU or engine is gone; else ask it to end (sent only when idle or past its deadline)."""
+
+    worker: str
+    hard: bool = False
+
+
+class StartWorker(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    worker: str
+
+
+class Repair(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    node: str
+    action: Action
+    target: str  # written component
+
+
+class Verify(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Prove a worker by a request of one token, before it gets traffic. Done(ok=True) when the answer was right."""
+
+    worker: str
+    deadline_s: float
+
+
+class Look(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Look at a worker over the network now; the answer comes as a Watched event before the Done."""
+
+    worker: str
+
+
+class SendPage(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    page: Page
+
+
+AnyEffect = Deroute | Reroute | AwaitIdle | StopWorker | StartWorker | Repair | Verify | Look | SendPage
+AnyInstruction = Record | Forget | AnyEffect
