@@ -1,9 +1,10 @@
 # Every target does its own set-up. `make demo` and `make test` are the two that must work on a bare machine.
+# Another Python: make test PYTHON=python3.12 (it gets an environment of its own, .venv-python3.12).
 PYTHON ?= python3
-VENV := .venv
+VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-long lint bench venv venv-test clean
+.PHONY: help demo test test-long lint bench packages venv venv-test dashboards clean
 .DEFAULT_GOAL := help
 
 help:            ## the targets
@@ -12,13 +13,10 @@ help:            ## the targets
 demo: venv       ## one simulated rack, one scripted fault, a live timeline (SCENARIO=gpu-off-bus, ARGS=...)
 	@$(BIN)/sentinel demo $(if $(SCENARIO),--scenario $(SCENARIO)) $(ARGS)
 
-test: venv-test  ## lint, types, layers, and every test that fits in CI (installs Debian packages when it may)
-	@sh deploy/dev/packages.sh
-	@$(MAKE) --no-print-directory lint
+test: packages lint  ## lint, types, layers, and every test that fits in CI (installs Debian packages when it may)
 	@$(BIN)/python -m pytest -m "not long" $(ARGS)
 
-test-long: venv-test  ## the tests that need Dynamo's packages and longer than CI has
-	@sh deploy/dev/packages.sh
+test-long: packages venv-test  ## the tests that need Dynamo's packages and longer than CI has
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 lint: venv-test  ## ruff, mypy --strict, import-linter
@@ -29,14 +27,17 @@ lint: venv-test  ## ruff, mypy --strict, import-linter
 bench: venv      ## every benchmark; each prints JSON, the last line is the result
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-venv: $(VENV)/.run
-venv-test: $(VENV)/.test
+dashboards: venv-test  ## write dashboards/*.json anew from dashboards/generate.py
+	@$(BIN)/python dashboards/generate.py
 
-$(VENV)/.run: requirements/run.txt pyproject.toml
-	@sh deploy/dev/venv.sh $(PYTHON) $(VENV) requirements/run.txt && touch $@
+packages:        ## the Debian packages that tests use: installed when it may, named when it may not
+	@sh deploy/dev/packages.sh
 
-$(VENV)/.test: requirements/test.txt pyproject.toml
-	@sh deploy/dev/venv.sh $(PYTHON) $(VENV) requirements/test.txt && touch $@ $(VENV)/.run
+venv:            ## .venv with what sentinel needs; leaves the command at .venv/bin/sentinel
+	@sh deploy/dev/venv.sh $(PYTHON) $(VENV) requirements/run.txt
+
+venv-test:
+	@sh deploy/dev/venv.sh $(PYTHON) $(VENV) requirements/test.txt
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
