@@ -1,0 +1,174 @@
+"""The rules as typed data: one readable file, checked on load, consulted in order.
+
+This module exists so that what sentinel does about a fault can be read, cited and changed in one place. What always holds:
+a policy that cannot be used is refused as a whole, in one sentence that names the rule; a finding is decided by the first
+rule that matches it; a finding that no rule matches is only noted.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import tomllib
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from sentinel.model import Action, Finding, Response, Severity, Suspect, Urgency
+
+
+class PolicyError(Exception):
+    """The policy cannot be used; the sentence says which rule or key, what was found and what was wanted."""
+
+
+class Seconds(float):
+    """Written ``"250ms"``, ``"5s"``, ``"10m"`` or ``"2h"`` in the file."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the policy file."""
+
+
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Timing(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    silent_after: Seconds
+    silent_page_after: Seconds
+    clear_confirm: Count
+    verify_deadline: Seconds
+    retry: Seconds
+    unknown_tries: Count
+    repair_memory: Seconds
+    repair_tries: Count
+    keep_closed: Seconds
+
+
+class Systemic(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    window: Seconds
+    share: Share
+    min_nodes: Count
+
+
+class Budget(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    window: Seconds
+
+
+class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    headroom: Annotated[float, msgspec.Meta(ge=1.0)]
+    shift_back_after: Seconds
+    shift_back_step: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+    shift_back_every: Seconds
+    standby_idle_after: Seconds
+
+
+class RepairRule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    auto: bool
+
+
+class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    checks: tuple[str, ...]
+    fault: str
+    response: Response
+    severity: tuple[Severity, ...] = ()
+    action: tuple[Action, ...] = ()
+    suspect: tuple[Suspect, ...] = ()
+    budgeted: bool = True
+    deadline: Seconds = Seconds(120)
+    repair: Action | str = Action.NONE  # or "finding"
+    confirm: Count = 1
+    page: Urgency | str = ""
+    page_after: Seconds = Seconds(0)
+    close_after: Seconds = Seconds(3600)  # an event without a drain stays on record as open this long
+
+    def matches(self, finding: Finding) -> bool:
+        return (
+            any(fnmatchcase(finding.check, glob) for glob in self.checks)
+            and (not self.severity or finding.severity in self.severity)
+            and (not self.action or finding.action in self.action)
+            and (not self.suspect or finding.suspect in self.suspect)
+        )
+
+
+class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    timing: Timing
+    systemic: Systemic
+    budget: Budget
+    capacity: Capacity
+    repair: dict[str, RepairRule]
+    rule: tuple[Rule, ...]
+
+    def rule_for(self, finding: Finding) -> Rule | None:
+        """The first rule that matches; None: nothing is done about such a finding (an ``info`` that no rule names)."""
+        return next((r for r in self.rule if r.matches(finding)), None)
+
+    def repair_for(self, rule: Rule, finding: Finding) -> Action:
+        action = finding.action if rule.repair == "finding" else Action(rule.repair)
+        return action if action in (*_REPAIRS, Action.RESTART_WORKER) else Action.NONE
+
+    def automatic(self, action: Action) -> bool:
+        entry = self.repair.get(action.value)
+        return entry is not None and entry.auto
+
+
+_REPAIRS = (
+    Action.RESET_GPU, Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE,
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _hook(kind: type, value: Any) -> Any:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if kind is Seconds and match:
+        return Seconds(float(match[1]) * _UNIT[match[2]])
+    raise ValueError(f'expected a duration such as "5s", got {value!r}')
+
+
+def load_policy(text: str) -> Policy:
+    """Read and check a policy. Raises PolicyError with one sentence when it cannot be used."""
+    try:
+        policy = msgspec.convert(tomllib.loads(text), Policy, dec_hook=_hook)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"policy is not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        raise PolicyError(f"policy: {place.rstrip('`').lstrip('.') or 'top level'}: {message}") from None
+    for number, rule in enumerate(policy.rule, 1):
+        where = f"policy: rule {number} ({rule.fault})"
+        if rule.response not in (Response.NONE, Response.DRAIN, Response.EVICT):
+            raise PolicyError(f"{where}: response {rule.response.value!r} is not built yet; wanted none, drain or evict")
+        if rule.repair != "finding" and rule.repair not in {*_REPAIRS, Action.RESTART_WORKER, Action.NONE}:
+            raise PolicyError(f"{where}: repair {str(rule.repair)!r} is no repair; wanted one of {[a.value for a in _REPAIRS]}")
+        if rule.page and rule.page not in set(Urgency):
+            raise PolicyError(f"{where}: page {str(rule.page)!r}; wanted one of {[u.value for u in Urgency]} or \"\"")
+        if not rule.checks:
+            raise PolicyError(f"{where}: checks is empty, so it can never match")
+        earlier = next((n for n, r in enumerate(policy.rule[: number - 1], 1) if _shadows(r, rule)), None)
+        if earlier:
+            raise PolicyError(f"{where} can never match: rule {earlier} ({policy.rule[earlier - 1].fault}) takes all it would take")
+    return policy
+
+
+def _shadows(first: Rule, second: Rule) -> bool:
+    """Whether everything the second rule matches is taken by the first one before it."""
+    return all(any(fnmatchcase(check, glob) for glob in first.checks) for check in second.checks) and all(
+        not mine or (theirs and set(theirs) <= set(mine))
+        for mine, theirs in ((first.severity, second.severity), (first.action, second.action), (first.suspect, second.suspect))
+    )
+
+
+def default_policy_text() -> str:
+    """The policy shipped with the package (package data, as fixed as code)."""
+    data = pkgutil.get_data("sentinel.decide", "policy.toml")
+    if data is None:
+        raise PolicyError("the shipped policy.toml is missing from the installation")
+    return data.decode("utf-8")
+
+
+@lru_cache(maxsize=1)
+def default_policy() -> Policy:
+    return load_policy(default_policy_text())
