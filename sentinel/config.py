@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sentinel.durations import Duration, parse_duration
 from sentinel.model import Component, Fleet, Pool, Role, Worker, gpu_component
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -29,20 +30,9 @@ class ConfigError(Exception):
     """The configuration cannot be used; the text says where, what was found, and what was wanted."""
 
 
-class Duration(float):
-    """Seconds, read from ``"250ms"``, ``"5s"``, ``"10m"``, ``"2h"``."""
-
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def _hook(kind: type, value: Any) -> Any:
     if kind is Duration:
-        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if not match:
-            raise ValueError(f'expected a duration such as "250ms", "5s", "10m" or "2h", got {value!r}')
-        return Duration(float(match[1]) * _UNIT[match[2]])
+        return parse_duration(value)
     if kind is Path:
         return Path(value)
     raise NotImplementedError(kind)

@@ -8,7 +8,6 @@ rule that matches it; a finding that no rule matches is only noted.
 from __future__ import annotations
 
 import pkgutil
-import re
 import tomllib
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -16,15 +15,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sentinel.durations import Duration, parse_duration
 from sentinel.model import Action, Finding, Response, Severity, Suspect, Urgency
 
 
 class PolicyError(Exception):
     """The policy cannot be used; the sentence says which rule or key, what was found and what was wanted."""
-
-
-class Seconds(float):
-    """Written ``"250ms"``, ``"5s"``, ``"10m"`` or ``"2h"`` in the file."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,33 +32,33 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Timing(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    silent_after: Seconds
-    silent_page_after: Seconds
+    silent_after: Duration
+    silent_page_after: Duration
     clear_confirm: Count
-    verify_deadline: Seconds
-    retry: Seconds
+    verify_deadline: Duration
+    retry: Duration
     unknown_tries: Count
-    repair_memory: Seconds
+    repair_memory: Duration
     repair_tries: Count
-    keep_closed: Seconds
+    keep_closed: Duration
 
 
 class Systemic(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    window: Seconds
+    window: Duration
     share: Share
     min_nodes: Count
 
 
 class Budget(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    window: Seconds
+    window: Duration
 
 
 class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headroom: Annotated[float, msgspec.Meta(ge=1.0)]
-    shift_back_after: Seconds
+    shift_back_after: Duration
     shift_back_step: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
-    shift_back_every: Seconds
-    standby_idle_after: Seconds
+    shift_back_every: Duration
+    standby_idle_after: Duration
 
 
 class RepairRule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,12 +73,12 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: tuple[Action, ...] = ()
     suspect: tuple[Suspect, ...] = ()
     budgeted: bool = True
-    deadline: Seconds = Seconds(120)
-    repair: Action | str = Action.NONE  # or "finding"
+    deadline: Duration = Duration(120)
+    repair: str = Action.NONE.value  # an Action, or "finding"
     confirm: Count = 1
-    page: Urgency | str = ""
-    page_after: Seconds = Seconds(0)
-    close_after: Seconds = Seconds(3600)  # an event without a drain stays on record as open this long
+    page: str = ""  # an Urgency, or "" for nobody
+    page_after: Duration = Duration(0)
+    close_after: Duration = Duration(3600)  # an event without a drain stays on record as open this long
 
     def matches(self, finding: Finding) -> bool:
         return (
@@ -117,15 +113,12 @@ class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _REPAIRS = (
     Action.RESET_GPU, Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE,
 )
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _hook(kind: type, value: Any) -> Any:
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if kind is Seconds and match:
-        return Seconds(float(match[1]) * _UNIT[match[2]])
-    raise ValueError(f'expected a duration such as "5s", got {value!r}')
+    if kind is Duration:
+        return parse_duration(value)
+    raise NotImplementedError(kind)
 
 
 def load_policy(text: str) -> Policy:
@@ -142,9 +135,9 @@ def load_policy(text: str) -> Policy:
         if rule.response not in (Response.NONE, Response.DRAIN, Response.EVICT):
             raise PolicyError(f"{where}: response {rule.response.value!r} is not built yet; wanted none, drain or evict")
         if rule.repair != "finding" and rule.repair not in {*_REPAIRS, Action.RESTART_WORKER, Action.NONE}:
-            raise PolicyError(f"{where}: repair {str(rule.repair)!r} is no repair; wanted one of {[a.value for a in _REPAIRS]}")
+            raise PolicyError(f"{where}: repair {rule.repair!r} is no repair; wanted one of {[a.value for a in _REPAIRS]}")
         if rule.page and rule.page not in set(Urgency):
-            raise PolicyError(f"{where}: page {str(rule.page)!r}; wanted one of {[u.value for u in Urgency]} or \"\"")
+            raise PolicyError(f"{where}: page {rule.page!r}; wanted one of {[u.value for u in Urgency]} or \"\"")
         if not rule.checks:
             raise PolicyError(f"{where}: checks is empty, so it can never match")
         earlier = next((n for n, r in enumerate(policy.rule[: number - 1], 1) if _shadows(r, rule)), None)
