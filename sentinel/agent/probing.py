@@ -1,0 +1,96 @@
+"""Which probes run on this host, and the world each of them sees.
+
+This module exists so that the agent and the command line look at a node through the very same probes. What always holds:
+
+* Probes come from the entry points of the group ``sentinel.probes``: the shipped ones and a site's own, alike.
+* One broken site probe never takes the others down: it is logged by name, handed to ``on_broken``, and left out.
+* A probe's own table of the configuration reaches it as ``context.options``; ``enabled = false`` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import structlog
+
+from probes import Context, Driver, Probe
+from sentinel.config import AgentSettings, ConfigError
+from sentinel.durations import parse_duration
+
+GROUP = "sentinel.probes"
+
+log = structlog.get_logger()
+
+
+def context(settings: AgentSettings, name: str, driver: Driver | None, override: Mapping[str, Any] | None = None) -> Context:
+    """The world as the probe ``name`` may see it; ``override`` wins over the probe's table of the configuration."""
+    return Context(
+        node=settings.node,
+        sys=settings.sys,
+        proc=settings.proc,
+        kmsg=settings.kmsg,
+        state=settings.state_dir,
+        driver=driver,
+        options={**settings.probes.get(name, {}), **(override or {})},
+    )
+
+
+def contexts(settings: AgentSettings | None, driver: Driver | None = None) -> Callable[[str], Context]:
+    """How to get any probe's context; without settings, this host as it is."""
+    known = settings or AgentSettings()
+    return lambda name: context(known, name, driver)
+
+
+def load_probes(
+    settings: AgentSettings,
+    driver: Driver | None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    found: list[EntryPoint] | None = None,
+    on_broken: Callable[[str, Exception], None] | None = None,
+) -> list[Probe]:
+    """Every enabled probe, by name. ``found``: the entry points to use instead of the installed ones.
+
+    Raises ConfigError when the configuration speaks of a probe that is not installed, or says something it cannot mean.
+    """
+    points = {p.name: p for p in (entry_points(group=GROUP) if found is None else found)}
+    for name in settings.probes:
+        if name not in points:
+            raise ConfigError(f"agent.probes.{name}: no such probe; installed are {', '.join(sorted(points))}")
+    probes: list[Probe] = []
+    for name in sorted(points):
+        seen = context(settings, name, driver, (overrides or {}).get(name))
+        enabled = seen.options.get("enabled", True)
+        if not isinstance(enabled, bool):
+            raise ConfigError(f"agent.probes.{name}.enabled: expected true or false, got {enabled!r}")
+        if not enabled:
+            continue
+        try:
+            probe = points[name].load()(seen)
+            if not isinstance(probe, Probe):
+                raise TypeError(f"{points[name].value} lacks a part of the probe's shape (see probes.Probe)")
+        except ConfigError:
+            raise
+        except Exception as error:  # a site's probe may raise anything on import; the others must still run
+            log.error("probe left out: it could not be loaded", probe=name, source=points[name].value, error=repr(error))
+            if on_broken:
+                on_broken(name, error)
+            continue
+        probes.append(probe)
+    return probes
+
+
+def interval_s(settings: AgentSettings, probe: Probe) -> float:
+    """Seconds between two looks: the configuration's ``interval``, else the probe's own. Raises ConfigError."""
+    value = settings.probes.get(probe.name, {}).get("interval")
+    if value is None:
+        return probe.interval_s
+    try:
+        seconds = float(parse_duration(value))
+    except ValueError as error:
+        raise ConfigError(f"agent.probes.{probe.name}.interval: {error}") from None
+    if seconds <= 0:
+        raise ConfigError(f"agent.probes.{probe.name}.interval: expected more than 0s, got {value!r}")
+    return seconds
