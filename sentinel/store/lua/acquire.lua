@@ -1,0 +1,34 @@
+#!lua
+-- Take the lease if nobody else holds it. KEYS: lease, epoch counter. ARGV: token, holder, url, ttl (ms), highest epoch seen.
+-- Returns the new epoch, or nil while another token holds the lease. The server ends the lease (PEXPIRE), nobody else.
+local function misfit(key, want)
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= want then
+    return redis.error_reply('ERR ' .. key .. ' is a ' .. kind .. '; wanted a ' .. want)
+  end
+end
+
+local wrong = misfit(KEYS[1], 'hash') or misfit(KEYS[2], 'string')
+if wrong then return wrong end
+
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
+    if redis.call('PTTL', KEYS[1]) == -1 then  -- a lease of ours always has an end; this one would block for ever
+      return redis.error_reply('ERR ' .. KEYS[1] .. ' never ends, so it is no lease; wanted a hash with an expiry')
+    end
+    return nil
+  end
+end
+
+local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
+if not counter then
+  return redis.error_reply('ERR ' .. KEYS[2] .. ' is no number; wanted the epoch counter')
+end
+
+-- After a flush or a failover the counter may have gone back; those who remember a higher epoch carry it on.
+local epoch = string.format('%.0f', math.max(counter, tonumber(ARGV[5])) + 1)
+redis.call('SET', KEYS[2], epoch)
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'holder', ARGV[2], 'url', ARGV[3], 'epoch', epoch, 'seq', '0')
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return tonumber(epoch)
