@@ -405,6 +405,7 @@ class Drain(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     response: Response
     reason: str
     requested_at: float
+    kind: Literal["drain", "start", "retire"] = "drain"  # a standby's way in and out moves through the same states
     state: DrainState = DrainState.REQUESTED
     since: float = 0.0  # when this state began
     by: str = "sentinel"  # or the operator's name

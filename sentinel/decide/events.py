@@ -40,6 +40,7 @@ class Restored(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     drains: tuple[Drain, ...] = ()
     holds: tuple[Hold, ...] = ()
     routes: Routes | None = None
+    pending: tuple[str, ...] = ()  # ids of the effects the shell is going to carry out again
 
 
 class Reported(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -109,7 +110,10 @@ class Forget(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=Tru
 
 
 class Effect(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Something to do in the world. ``lane`` orders effects: within one lane they run one after the other."""
+    """Something to do in the world. ``lane`` orders effects: within one lane they run one after the other.
+
+    What stands before a ``#`` in the id is the idempotency key: a second try of the same step differs only after it.
+    """
 
     lane: str
 

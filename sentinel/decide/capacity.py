@@ -1,0 +1,179 @@
+"""Where new sessions go: the route table, overflow by weight, standby workers started and stood down.
+
+What always holds:
+
+* The table says of every worker what its drain says; its version rises with every change and nothing else.
+* Weight leaves a short pool at once and returns gently: only after ``shift_back_after``, a step at a time.
+* Short means: what is ready, per role, is less than the measured demand with headroom; demand that could not be measured
+  counts as the pool's whole capacity, so that doubt moves traffic to where capacity is certain.
+* A standby is started only for a shortage that the running overflow cannot carry, and stopped only when long unneeded.
+"""
+
+from __future__ import annotations
+
+from sentinel.decide.budget import IN_SERVICE, roles_of
+from sentinel.decide.drain import Drains
+from sentinel.decide.picture import Picture
+from sentinel.model import (
+    Drain,
+    DrainState,
+    Pool,
+    Response,
+    Role,
+    RouteEntry,
+    RoutePool,
+    Routes,
+    Worker,
+    WorkerState,
+)
+
+
+class Capacity:
+    def __init__(self, picture: Picture, drains: Drains) -> None:
+        self.p = picture
+        self.drains = drains
+        self._short_at: dict[str, float] = {}  # pool → when its weight last had to fall
+        self._stepped_at: dict[str, float] = {}
+        self._needed_at: dict[str, float] = {}  # overflow pool → when it last had weight
+
+    def demand(self, pool: str, role: Role) -> float | None:
+        """Sessions running and waiting on this role's workers; None when no active one could be measured."""
+        loads = [
+            self.p.view(w.name).load
+            for w in self.p.workers.values()
+            if w.pool == pool and role in roles_of(w) and self.p.state_of(w) in IN_SERVICE
+        ]
+        known = [load for load in loads if load is not None]
+        return float(sum(known)) if known else None
+
+    def share(self, pool: Pool) -> float:
+        """What part of its sessions this pool can carry now, by its scarcest role, 0..1."""
+        share = 1.0
+        for role in (Role.PREFILL, Role.DECODE):
+            regular = [w for w in self.p.workers.values() if w.pool == pool.name and not w.standby]
+            total = sum(w.capacity for w in regular if role in roles_of(w))
+            if total == 0:
+                continue
+            ready = self.p.capacity(pool.name, role, IN_SERVICE)
+            if ready >= total:
+                continue
+            demand = self.demand(pool.name, role)
+            need = total if demand is None else min(total, max(demand * self.p.policy.capacity.headroom, 1e-9))
+            share = min(share, ready / need)
+        return max(0.0, share)
+
+    def refresh(self) -> None:
+        """Recompute the table after every event; publish when it differs from the last one."""
+        weights = self._weights()
+        pools = tuple(
+            RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=tuple(self._entries(name)))
+            for name in self.p.pools
+        )
+        if pools != self.p.routes.pools:
+            why = self._difference(pools)
+            self.p.put_routes(Routes(version=self.p.routes.version + 1, at=self.p.now, why=why, pools=pools))
+
+    def _entries(self, pool: str) -> list[RouteEntry]:
+        return [
+            RouteEntry(worker=w.name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=w.capacity)
+            for w in self.p.workers.values()
+            if w.pool == pool
+        ]
+
+    def _weights(self) -> dict[str, float]:
+        weights: dict[str, float] = {}
+        for pool in self.p.pools.values():
+            if not pool.primary:
+                continue
+            kept = self._gently(pool, self.share(pool) if pool.overflow else 1.0)
+            weights[pool.name] = weights.get(pool.name, 0.0) + kept
+            rest = 1.0 - kept
+            size = sum(w.capacity for w in self.p.workers.values() if w.pool == pool.name and not w.standby)
+            for name in pool.overflow:
+                if rest <= 0:
+                    break
+                ready = min((self.p.capacity(name, r, IN_SERVICE) for r in self._roles(name)), default=0.0)
+                part = min(rest, ready / size) if size else 0.0
+                last = name == pool.overflow[-1]
+                weights[name] = weights.get(name, 0.0) + (rest if last and ready > 0 else part)
+                self._needed_at[name] = self.p.now
+                if part < rest:
+                    self._start_standby(name, f"{pool.name} is short by {rest:.0%} and {name} has {ready:g} ready")
+                rest = 0.0 if last and ready > 0 else rest - part
+            weights[pool.name] += max(0.0, rest)  # nowhere else to go: better slow than refused
+        return weights
+
+    def _gently(self, pool: Pool, target: float) -> float:
+        """Down at once; up only after a hold-down and then a step at a time."""
+        current = next((r.weight for r in self.p.routes.pools if r.pool == pool.name), 1.0)
+        rules = self.p.policy.capacity
+        if target <= current:
+            if target < 1.0:
+                self._short_at[pool.name] = self.p.now
+            return target
+        since = self._short_at.setdefault(pool.name, self.p.now)
+        if self.p.now - since < rules.shift_back_after:
+            return current
+        if self.p.now - self._stepped_at.get(pool.name, 0.0) < rules.shift_back_every:
+            return current
+        self._stepped_at[pool.name] = self.p.now
+        return min(target, current + rules.shift_back_step)
+
+    def _roles(self, pool: str) -> set[Role]:
+        return {r for w in self.p.workers.values() if w.pool == pool for r in roles_of(w)}
+
+    # -- standby ----------------------------------------------------------------------------------------------------
+
+    def _start_standby(self, pool: str, why: str) -> None:
+        """One standby per role at a time: each start may be enough, and starting all at once helps nobody."""
+        for role in self._roles(pool):
+            standbys = [w for w in self.p.workers.values() if w.pool == pool and w.standby and role in roles_of(w)]
+            if any(self._starting(w) for w in standbys):
+                continue
+            idle = [w for w in standbys if w.name not in self.p.standby_up and self.p.open_drain(w.name) is None]
+            free = next((w for w in idle if not self.p.held(w, "out") and not self._failed_lately(w)), None)
+            if free:
+                self.drains.request(self._drain(free, "start", Response.NONE, DrainState.STARTING, why))
+
+    def _starting(self, worker: Worker) -> bool:
+        drain = self.p.open_drain(worker.name)
+        return drain is not None and drain.kind == "start" and drain.state is not DrainState.OUT
+
+    def _failed_lately(self, worker: Worker) -> bool:
+        return any(
+            d.worker == worker.name and d.kind == "start" and d.state is DrainState.CANCELLED and self.p.now - d.since < 600
+            for d in self.p.drains.values()
+        )
+
+    def stand_down(self) -> None:
+        """On ticks: stop standbys whose pool has carried no weight for long."""
+        idle_after = self.p.policy.capacity.standby_idle_after
+        for name in sorted(self.p.standby_up):
+            worker = self.p.workers[name]
+            weight = next((r.weight for r in self.p.routes.pools if r.pool == worker.pool), 0.0)
+            since = self._needed_at.setdefault(worker.pool, self.p.now)
+            if weight > 0 or self.p.now - since < idle_after or self.p.open_drain(name) or self.p.held(worker, "in"):
+                continue
+            why = f"{worker.pool} has carried no traffic for {idle_after:.0f} s"
+            self.drains.request(self._drain(worker, "retire", Response.DRAIN, DrainState.REQUESTED, why))
+
+    def _drain(self, worker: Worker, kind: str, response: Response, state: DrainState, why: str) -> Drain:
+        return Drain(
+            id=self.p.new_id("start" if kind == "start" else "retire"),
+            worker=worker.name,
+            kind=kind,  # type: ignore[arg-type]
+            response=response,
+            state=state,
+            reason=why,
+            requested_at=self.p.now,
+        )
+
+    def _difference(self, pools: tuple[RoutePool, ...]) -> str:
+        """What changed against the last table, in words."""
+        old_weight = {r.pool: r.weight for r in self.p.routes.pools}
+        old_state = {e.worker: e.state for r in self.p.routes.pools for e in r.workers}
+        active = WorkerState.ACTIVE
+        entries = [e for r in pools for e in r.workers]
+        changes = [f"{e.worker} {e.state.value}" for e in entries if old_state.get(e.worker, active) is not e.state]
+        changes += [f"{r.pool} at {r.weight:.0%}" for r in pools if old_weight.get(r.pool, r.weight) != r.weight]
+        return ", ".join(changes[:8]) + (f" and {len(changes) - 8} more" if len(changes) > 8 else "") or "first table"

@@ -1,0 +1,120 @@
+"""Conditions: findings folded over time, so that one odd sample neither raises nor clears anything.
+
+What always holds:
+
+* An event (a kernel line) counts once per id, however often it is sent.
+* A state is raised after ``confirm`` present samples in a row and cleared after ``clear_confirm`` fine ones; a sample that
+  is missing because nothing could be measured moves neither.
+* Conditions are soft: a new leader starts without any and learns them from the agents' next snapshots.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sentinel.model import Component, Finding, Kind
+
+_REMEMBERED_EVENTS = 20_000  # ids of events already counted; bounded so that a storm cannot grow it
+
+
+class Change(StrEnum):
+    """What one finding did to its condition."""
+
+    RAISED = "raised"
+    AGAIN = "again"
+    CLEARED = "cleared"
+    NOTHING = "nothing"
+
+
+@dataclass
+class Condition:
+    finding: Finding  # the latest one that was present
+    present: bool = False
+    bad: int = 0  # present samples in a row
+    good: int = 0  # fine samples in a row
+    since: float = 0.0  # when it was raised
+    measured_at: float = 0.0  # latest sample, fine or not
+
+
+class Conditions:
+    def __init__(self) -> None:
+        self._all: dict[tuple[Component, str], Condition] = {}
+        self._events: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, component: Component, check: str) -> Condition | None:
+        return self._all.get((component, check))
+
+    def present(self, check: str | None = None) -> list[Condition]:
+        return [c for c in self._all.values() if c.present and (check is None or c.finding.check == check)]
+
+    def under(self, component: Component) -> list[Condition]:
+        return [c for (where, _), c in self._all.items() if component.covers(where)]
+
+    def fold(self, finding: Finding, at: float, confirm: int, clear_confirm: int) -> Change:
+        key = (finding.component, finding.check)
+        if finding.kind is Kind.EVENT and finding.present:
+            return self._fold_event(key, finding, at)
+        condition = self._all.get(key)
+        if not finding.present:
+            if condition is None:
+                self._all[key] = Condition(finding, good=1, measured_at=at)
+                return Change.NOTHING
+            condition.good += 1
+            condition.bad = 0
+            condition.measured_at = at
+            needed = 1 if finding.kind is Kind.EVENT else clear_confirm  # an event that says "recovered" says it once
+            if condition.present and condition.good >= needed:
+                condition.present = False
+                return Change.CLEARED
+            return Change.NOTHING
+        if condition is None:
+            condition = self._all[key] = Condition(finding)
+        condition.finding = finding
+        condition.bad += 1
+        condition.good = 0
+        condition.measured_at = at
+        if condition.present:
+            return Change.AGAIN
+        if condition.bad >= confirm:
+            condition.present = True
+            condition.since = at
+            return Change.RAISED
+        return Change.NOTHING
+
+    def _fold_event(self, key: tuple[Component, str], finding: Finding, at: float) -> Change:
+        counted = self._events.get(finding.id)
+        if counted is not None and finding.count <= counted:
+            return Change.NOTHING
+        self._events[finding.id] = finding.count
+        if len(self._events) > _REMEMBERED_EVENTS:
+            self._events.popitem(last=False)
+        known = self._all.get(key)
+        since = known.since if known and known.present else at
+        self._all[key] = Condition(finding, present=True, bad=1, since=since, measured_at=at)
+        if counted is not None:
+            return Change.AGAIN
+        return Change.AGAIN if known and known.present else Change.RAISED
+
+    def remember_event(self, finding: Finding) -> None:
+        """Count an event that an earlier leader has already acted on."""
+        self._events[finding.id] = finding.count
+
+    def end(self, component: Component, check: str) -> None:
+        """An event is over: repaired and verified, or aged away."""
+        condition = self._all.get((component, check))
+        if condition:
+            condition.present = False
+            condition.good = 1
+
+    def clean_since(self, component: Component, check: str, kind: Kind, at: float) -> bool:
+        """Whether it has been proven fine after ``at``: a state by a fine sample, an event by not happening again."""
+        condition = self._all.get((component, check))
+        if kind is Kind.EVENT:
+            return condition is None or not condition.present or condition.measured_at <= at
+        return condition is not None and not condition.present and condition.measured_at >= at
+
+    def forget_node(self, node: str) -> None:
+        for key in [k for k in self._all if k[0].node == node]:
+            del self._all[key]

@@ -1,0 +1,313 @@
+"""The decider: ``handle(event)`` in, instructions out; the order in which the rules are consulted stands here.
+
+What always holds:
+
+* The same events give the same instructions: nothing here knows a clock, a random number or the world.
+* An event that cannot be used (an unknown worker, an effect nobody waits for) changes nothing and raises nothing.
+* A person's command is carried out before any rule is consulted, and a hold outranks every rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sentinel.decide import budget, explain
+from sentinel.decide.capacity import Capacity
+from sentinel.decide.conditions import Change
+from sentinel.decide.drain import Drains
+from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, Reported, Restored, Tick, Watched
+from sentinel.decide.incidents import Incidents
+from sentinel.decide.people import People
+from sentinel.decide.picture import ENDED, NodeView, Picture
+from sentinel.decide.policy import Policy, Rule
+from sentinel.decide.silence import Silence
+from sentinel.decide.systemic import Systemic, systemic_check
+from sentinel.model import Action, Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
+
+
+class Decider:
+    def __init__(self, policy: Policy) -> None:
+        self.p = Picture(policy)
+        self.drains = Drains(self.p)
+        self.incidents = Incidents(self.p)
+        self.systemic = Systemic(self.p, self.incidents)
+        self.silence = Silence(self.p)
+        self.capacity = Capacity(self.p, self.drains)
+        self.people = People(self.p, self.drains, self.incidents)
+        self._restored = False
+        self._blocked: dict[tuple[str, str], tuple[Rule, Finding]] = {}  # (incident, worker) → what a budget holds back
+
+    def handle(self, event: AnyEvent) -> list[AnyInstruction]:
+        """Fold one event in; returns what to write down and what to do, in that order."""
+        self.p.begin(event.id, event.at)
+        match event:
+            case FleetLoaded():
+                self.p.load_fleet(event.fleet)
+            case Restored():
+                self._restore(event)
+            case Reported():
+                self._reported(event.report)
+            case Watched():
+                self._watched(event)
+            case Done():
+                self._done(event)
+            case Asked():
+                self.people.asked(event)
+            case Tick():
+                self._tick()
+        if self._restored:
+            self.capacity.refresh()
+        return self.p.take()
+
+    def status(self) -> dict[str, Any]:
+        return explain.status(self.p)
+
+    def explain(self, target: str) -> dict[str, Any]:
+        return explain.explain(self.p, target)
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _restore(self, event: Restored) -> None:
+        p = self.p
+        p.epoch = event.epoch
+        p.incidents = {i.id: i for i in event.incidents}
+        p.drains = {d.id: d for d in event.drains}
+        p.holds = {h.target: h for h in event.holds}
+        p.outstanding = set(event.pending)
+        if event.routes:
+            p.routes = event.routes
+            states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
+            p.standby_up = {w.name for w in p.workers.values() if w.standby and states.get(w.name) is WorkerState.ACTIVE}
+        for incident in event.incidents:
+            for finding in incident.findings:
+                if finding.kind is Kind.EVENT:
+                    p.conditions.remember_event(finding)
+        for view in p.nodes.values():
+            view.heard_at = event.at
+        self._restored = True
+
+    def _reported(self, report: Report) -> None:
+        node = report.node
+        view = self.p.nodes.setdefault(node, NodeView(heard_at=self.p.now))
+        for fine in self.silence.heard(node):
+            self._found(fine)
+        if view.boot_id and report.boot_id and view.boot_id != report.boot_id:
+            self._rebooted(node)
+        view.heard_at, view.reported, view.version = self.p.now, True, report.version or view.version
+        view.boot_id = report.boot_id or view.boot_id
+        view.clock_off_s = report.at - self.p.now
+        view.probes = report.probes or view.probes
+        for seen in report.workers:
+            if seen.worker in self.p.workers and seen.gpus:
+                self.p.learn_gpus(seen.worker, node, seen.gpus)
+        for finding in report.findings:
+            if finding.component.node == node:  # a node speaks for itself only
+                self._found(finding)
+
+    def _rebooted(self, node: str) -> None:
+        """Kernel events of the last boot are over; what is still wrong will be reported again."""
+        for incident in self.p.open_incidents():
+            mine = incident.findings and all(f.component.node == node and f.kind is Kind.EVENT for f in incident.findings)
+            if mine and all(d.state in ENDED for d in self.incidents.drains_of(incident)):
+                self.incidents.close(incident, f"{node} was rebooted")
+
+    def _watched(self, event: Watched) -> None:
+        view = self.p.view(event.worker)
+        if event.reachable is None or event.worker not in self.p.workers:
+            return
+        view.reachable, view.looked_at = event.reachable, self.p.now
+        view.refused = 0 if event.reachable else view.refused + 1
+        seen = event.seen
+        if not event.reachable:
+            view.load = None
+        elif seen and (seen.running is not None or seen.waiting is not None):
+            view.load = (seen.running or 0) + (seen.waiting or 0)
+
+    def _done(self, event: Done) -> None:
+        if event.instruction not in self.p.outstanding:
+            return
+        self.p.outstanding.discard(event.instruction)
+        ask = self.drains.done(event)
+        if ask:
+            self._ask_person(*ask)
+
+    def _tick(self) -> None:
+        for finding in self.silence.tick():
+            self._found(finding)
+        for ask in self.drains.tick():
+            self._ask_person(*ask)
+        self._retry_blocked()
+        self.capacity.stand_down()
+        self._tend_incidents()
+        self._forget_old()
+
+    # -- from a finding to a decision ---------------------------------------------------------------------------------
+
+    def _found(self, finding: Finding) -> None:
+        p = self.p
+        rule = p.policy.rule_for(finding)
+        if not finding.present:
+            p.conditions.fold(finding, p.now, 1, p.policy.timing.clear_confirm)
+            return
+        if rule is None or self._not_expected_up(finding):
+            return
+        change = p.conditions.fold(finding, p.now, rule.confirm, p.policy.timing.clear_confirm)
+        if change is Change.NOTHING:
+            return
+        if finding.facts.get("history"):  # older than the agent's first look at this node: on record, never acted on
+            return
+        incident = self.incidents.find(rule, finding)
+        if change is Change.AGAIN and incident is not None:
+            self.incidents.fold(incident, finding)
+            if finding.kind is Kind.STATE:
+                return
+        systemic = self.systemic.turned(rule, finding)
+        if systemic is not None and rule.budgeted:
+            return
+        if incident is None:
+            incident = self.incidents.open(rule, finding)
+        elif change is not Change.AGAIN:
+            incident = self.incidents.fold(incident, finding)
+        self._respond(incident, rule, finding)
+        if rule.page and not rule.page_after and systemic is None:
+            self.incidents.page(p.incidents[incident.id], rule.page)
+
+    def _not_expected_up(self, finding: Finding) -> bool:
+        """A worker that stands by, or that was taken out and stopped, is not missed when it does not answer."""
+        worker = self.p.workers.get(finding.component.worker or "")
+        if worker is None:
+            return False
+        drain = self.p.open_drain(worker.name)
+        parked = drain is not None and not drain.incident and drain.state is not DrainState.REQUESTED
+        return self.p.state_of(worker) is WorkerState.STANDBY or parked
+
+    def _respond(self, incident: Incident, rule: Rule, finding: Finding) -> None:
+        if rule.response is Response.NONE:
+            return
+        workers = self.p.touching(finding.component)
+        if not workers:
+            self.incidents.note(incident, "nothing to drain", f"no worker is known on {finding.component}")
+        for worker in workers:
+            self._take_out(incident, rule, finding, worker)
+
+    def _take_out(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker) -> None:
+        p = self.p
+        repair, automatic, why_not = self._repair(rule, finding, worker)
+        reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
+        drain = p.open_drain(worker.name)
+        if drain is not None and drain.kind == "drain":
+            ours = finding.component.worker is not None and drain.state not in (DrainState.REQUESTED, DrainState.DEROUTED)
+            if not ours and drain.by == "sentinel":
+                self.drains.escalate(drain, rule.response, repair, reason, returns=automatic)
+            return
+        if p.state_of(worker) is WorkerState.STANDBY:
+            return
+        hold = p.held(worker, "in")
+        if hold:
+            incident = self.incidents.note(incident, "held in", f"{hold.by} keeps {worker.name} in: {hold.reason}")
+            self.incidents.page(incident, rule.page or "warning", f"{worker.name} is held in service by {hold.by}")
+            return
+        doubtful = rule.budgeted or finding.certainty < 1.0
+        if doubtful:
+            blocked = budget.blocks(p, worker)
+            if blocked:
+                self._hold_back(incident, rule, finding, worker, blocked)
+                return
+        self._blocked.pop((incident.id, worker.name), None)
+        if drain is not None:  # a standby on its way up or down
+            p.put_drain(msgspec.structs.replace(drain, state=DrainState.CANCELLED, since=p.now))
+        self.drains.request(
+            Drain(
+                id=p.new_id("drain"),
+                worker=worker.name,
+                response=rule.response,
+                reason=reason,
+                requested_at=p.now,
+                incident=incident.id,
+                doubtful=doubtful,
+                deadline_s=float(rule.deadline),
+                repair=repair,
+                target=str(finding.component) if finding.component.gpu or not finding.component.worker else worker.nodes[0],
+                returns=automatic,
+            )
+        )
+        self.incidents.note(p.incidents[incident.id], "decided", f"{rule.response.value} {worker.name}: {reason}", rule=rule.fault)
+
+    def _repair(self, rule: Rule, finding: Finding, worker: Worker) -> tuple[Action, bool, str]:
+        """What repairs it, whether sentinel may do that by itself, and if not, the sentence why."""
+        timing = self.p.policy.timing
+        action = self.p.policy.repair_for(rule, finding)
+        if action is Action.NONE:
+            named = rule.repair == "finding" and finding.action.rank > Action.WAIT.rank
+            return Action.NONE, False, f"{finding.action.value} is for a person" if named else "nothing here repairs it by itself"
+        if not self.p.policy.automatic(action):
+            return Action.NONE, False, f"{action.value} is left to a person"
+        ended = [d for d in self.p.drains.values() if d.worker == worker.name and d.repair is action and d.state in ENDED]
+        earlier = [d for d in ended if self.p.now - d.requested_at < timing.repair_memory]
+        if len(earlier) >= timing.repair_tries:
+            days = timing.repair_memory / 86_400
+            return Action.NONE, False, f"{action.value} done {len(earlier)} times in {days:g} days did not last: for a person"
+        return action, True, ""
+
+    def _hold_back(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, blocked: str) -> None:
+        known = (incident.id, worker.name) in self._blocked
+        self._blocked[(incident.id, worker.name)] = (rule, finding)
+        if known:
+            return
+        incident = self.incidents.note(incident, "held back", f"{worker.name}: {blocked}", rule="budget")
+        urgency = rule.page if rule.page in (Urgency.ERROR, Urgency.CRITICAL) else Urgency.ERROR.value
+        self.incidents.page(incident, urgency, f"budget-blocked: {blocked}")
+
+    def _retry_blocked(self) -> None:
+        for (incident_id, name), (rule, finding) in list(self._blocked.items()):
+            incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
+            if incident is None or incident.closed_at is not None or worker is None:
+                self._blocked.pop((incident_id, name))
+            else:
+                self._take_out(incident, rule, finding, worker)
+
+    def _ask_person(self, drain: Drain, sentence: str) -> None:
+        """sentinel is at its end with this drain: it stays where it is and a person is asked."""
+        incident = self.p.incidents.get(drain.incident)
+        if incident is None or incident.closed_at is not None:
+            incident = Incident(
+                id=self.p.new_id("inc"),
+                key=f"repair-failed/{drain.worker}",
+                fault="repair-failed",
+                culprit=drain.worker,
+                opened_at=self.p.now,
+                summary=sentence,
+                victims=(drain.worker,),
+            )
+            self.p.put_drain(msgspec.structs.replace(self.p.drains[drain.id], incident=incident.id))
+        incident = self.incidents.note(incident, "needs a person", sentence)
+        self.incidents.page(incident, Urgency.ERROR.value, f"repair-failed: {sentence}")
+
+    # -- what time brings ---------------------------------------------------------------------------------------------
+
+    def _tend_incidents(self) -> None:
+        for incident in self.p.open_incidents():
+            check = systemic_check(incident)
+            if check:
+                if self.systemic.over(incident) and self.p.now - incident.opened_at > self.p.policy.timing.silent_after:
+                    self.incidents.close(incident, f"{check} is no longer reported anywhere")
+                    self.systemic.forget(check)
+                continue
+            rule = self.p.policy.rule_for(incident.findings[0]) if incident.findings else None
+            stays = rule is None or (rule.response is not Response.NONE and not self.incidents.drains_of(incident))
+            why = self.incidents.over(incident, float("inf") if stays or rule is None else float(rule.close_after))
+            if why:
+                self.incidents.close(incident, why)
+            elif rule and rule.page and not incident.paged and self.p.now - incident.opened_at >= rule.page_after:
+                self.incidents.page(incident, rule.page)
+
+    def _forget_old(self) -> None:
+        timing = self.p.policy.timing
+        for hold in [h for h in self.p.holds.values() if h.until is not None and h.until <= self.p.now]:
+            self.p.drop_hold(hold.target)
+        for incident in [i for i in self.p.incidents.values() if i.closed_at and self.p.now - i.closed_at > timing.keep_closed]:
+            self.p.drop_incident(incident.id)
+        for drain in [d for d in self.p.drains.values() if d.state in ENDED and self.p.now - d.since > timing.repair_memory]:
+            self.p.drop_drain(drain.id)

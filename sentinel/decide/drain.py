@@ -1,0 +1,307 @@
+"""One worker's way out of rotation and back: a table of states, and what entering each state asks for.
+
+This module exists so that every way a drain can go stands in one table. What always holds:
+
+* A drain moves only along ``MOVES``; an outcome that the table does not know for its state is ignored (a late answer).
+* Traffic leaves before anything is stopped, and returns only after a start, an active test and clean counters.
+* A drain in a working state always has an effect outstanding, or gets it again on a tick: none is ever stuck in silence.
+* After ``unknown_tries`` tries without an answer, and when a repair fails for good, a person is asked and it stays out.
+
+::
+
+    REQUESTED ─derouted─▶ DEROUTED ─idle/deadline─▶ STOPPING ─stopped─▶ OUT ─repair─▶ REPAIRING ─repaired─▶ STARTING
+        └──(evict)──────────────────────────────────────┘               │ └─(no hardware repair)──────────────▲
+                                                                         └─(parked)─▶ VERIFYING ◀──started──────┘
+                                        DONE ◀─rerouted─ RETURNING ◀─passed─┘
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sentinel.decide.events import AnyEffect, AwaitIdle, Deroute, Done, Repair, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.picture import ENDED, Picture, with_step
+from sentinel.model import Action, Component, Drain, DrainState, Response, Step
+
+S = DrainState
+
+MOVES: dict[tuple[DrainState, str], DrainState] = {
+    (S.REQUESTED, "derouted"): S.DEROUTED,
+    (S.REQUESTED, "evicted"): S.STOPPING,
+    (S.DEROUTED, "evicted"): S.STOPPING,
+    (S.DEROUTED, "stop"): S.STOPPING,
+    (S.DEROUTED, "park"): S.OUT,
+    (S.STOPPING, "stopped"): S.OUT,
+    (S.STOPPING, "retired"): S.DONE,
+    (S.OUT, "repair"): S.REPAIRING,
+    (S.OUT, "start"): S.STARTING,
+    (S.OUT, "verify"): S.VERIFYING,
+    (S.OUT, "evicted"): S.STOPPING,
+    (S.STARTING, "evicted"): S.STOPPING,  # worse news on the way back
+    (S.VERIFYING, "evicted"): S.STOPPING,
+    (S.RETURNING, "evicted"): S.STOPPING,
+    (S.REPAIRING, "repaired"): S.STARTING,
+    (S.REPAIRING, "failed"): S.OUT,
+    (S.STARTING, "started"): S.VERIFYING,
+    (S.STARTING, "failed"): S.OUT,
+    (S.VERIFYING, "passed"): S.RETURNING,
+    (S.VERIFYING, "failed"): S.OUT,
+    (S.RETURNING, "rerouted"): S.DONE,
+    (S.RETURNING, "failed"): S.OUT,
+    (S.REQUESTED, "cancel"): S.RETURNING,
+    (S.DEROUTED, "cancel"): S.RETURNING,
+}
+
+WORKING = (S.REQUESTED, S.DEROUTED, S.STOPPING, S.REPAIRING, S.STARTING, S.RETURNING)  # an effect must be outstanding
+
+TOLD = {
+    S.DEROUTED: "out of rotation",
+    S.STOPPING: "stopping",
+    S.OUT: "out of service",
+    S.REPAIRING: "repairing",
+    S.STARTING: "starting",
+    S.VERIFYING: "verifying",
+    S.RETURNING: "verified",
+    S.DONE: "back",
+}
+
+
+class Drains:
+    """Moves drains along the table and emits what each state asks for."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.p = picture
+        self._tries: dict[tuple[str, str], int] = {}  # (drain, verb) → tries without an answer
+        self._retry_at: dict[str, float] = {}  # drain → not before
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def request(self, drain: Drain) -> Drain:
+        """Begin: durable first, its first effects in the same batch."""
+        first = TOLD.get(drain.state, "decided")
+        drain = with_step(drain, Step(at=self.p.now, what=first, why=drain.reason, cause=self.p.cause))
+        drain = self.p.put_drain(msgspec.structs.replace(drain, since=self.p.now))
+        self._enter(drain)
+        return drain
+
+    def move(self, drain: Drain, outcome: str, why: str, **changes: object) -> Drain:
+        """Take one step of the table, write it down, and ask for what the new state needs."""
+        state = MOVES.get((drain.state, outcome))
+        if state is None:
+            return drain
+        for verb in ("deroute", "idle", "stop", "repair", "start", "verify", "reroute"):
+            self._tries.pop((drain.id, verb), None)
+        self._retry_at.pop(drain.id, None)
+        drain = msgspec.structs.replace(drain, state=state, since=self.p.now, **changes)
+        drain = with_step(drain, Step(at=self.p.now, what=TOLD.get(state, state.value), why=why, cause=self.p.cause))
+        drain = self.p.put_drain(drain)
+        self._enter(drain)
+        return drain
+
+    def note(self, drain: Drain, what: str, why: str) -> Drain:
+        return self.p.put_drain(with_step(drain, Step(at=self.p.now, what=what, why=why, cause=self.p.cause)))
+
+    # -- what each state asks for -----------------------------------------------------------------------------------
+
+    def _enter(self, drain: Drain) -> None:
+        for effect in self._effects_of(drain):
+            self.p.effect(effect)
+
+    def _effects_of(self, d: Drain) -> list[AnyEffect]:
+        lane, why, cause, w = f"worker:{d.worker}", d.reason, self.p.cause, d.worker
+
+        def name(verb: str) -> str:
+            tries = self._tries.get((d.id, verb), 0)
+            return f"{d.id}/{verb}/{d.attempt}" + (f"#{tries}" if tries else "")
+
+        match d.state:
+            case S.REQUESTED:
+                out: list[AnyEffect] = [Deroute(id=name("deroute"), cause=cause, lane=lane, why=why, worker=w)]
+                if d.response is Response.EVICT:
+                    out.append(StopWorker(id=name("stop"), cause=cause, lane=lane, why=why, worker=w, hard=True))
+                return out
+            case S.DEROUTED:
+                return [AwaitIdle(id=name("idle"), cause=cause, lane=lane, why=why, worker=w, until=d.since + d.deadline_s)]
+            case S.STOPPING:
+                hard = d.response is Response.EVICT
+                return [StopWorker(id=name("stop"), cause=cause, lane=lane, why=why, worker=w, hard=hard)]
+            case S.REPAIRING:
+                node = Component.parse(d.target).node if d.target else self.p.workers[w].nodes[0]
+                lane = f"node:{node}"  # two repairs never meet on a node
+                return [Repair(id=name("repair"), cause=cause, lane=lane, why=why, node=node, action=d.repair, target=d.target)]
+            case S.STARTING:
+                return [StartWorker(id=name("start"), cause=cause, lane=lane, why=why, worker=w)]
+            case S.VERIFYING if not d.verified:
+                deadline = min(30.0, self.p.policy.timing.verify_deadline)
+                return [Verify(id=name("verify"), cause=cause, lane=lane, why=why, worker=w, deadline_s=deadline)]
+            case S.RETURNING:
+                return [Reroute(id=name("reroute"), cause=cause, lane=lane, why=why, worker=w)]
+            case _:
+                return []
+
+    # -- what came back ---------------------------------------------------------------------------------------------
+
+    def done(self, event: Done) -> tuple[Drain, str] | None:
+        """Fold the end of an effect. Returns (drain, sentence) when a person must now decide, else None."""
+        drain_id, _, rest = event.instruction.partition("/")
+        verb = rest.partition("/")[0]
+        drain = self.p.drains.get(drain_id)
+        if drain is None or drain.state in ENDED:
+            return None
+        if event.ok is None or (event.ok is False and verb in ("deroute", "stop", "reroute", "verify")):
+            return self._try_again(drain, verb, event)
+        return self._settled(drain, verb, event)
+
+    def _settled(self, drain: Drain, verb: str, event: Done) -> tuple[Drain, str] | None:
+        match verb, drain.state:
+            case "deroute", S.REQUESTED:
+                self.move(drain, "evicted" if drain.response is Response.EVICT else "derouted", drain.reason)
+            case "idle", S.DEROUTED:
+                self._left(drain, idle=bool(event.ok), detail=event.detail)
+            case "stop", S.STOPPING if drain.kind == "retire":
+                self.move(drain, "retired", "stopped; stands by again", stopped=True)
+                self.p.standby_up.discard(drain.worker)
+            case "stop", S.STOPPING | S.REQUESTED:
+                if drain.state is S.REQUESTED:  # its deroute never answered, but it is gone
+                    drain = self.move(drain, "evicted", drain.reason)
+                self.move(drain, "stopped", event.detail or "its process has ended", stopped=True)
+            case "repair", S.REPAIRING:
+                if event.ok:
+                    self.move(drain, "repaired", event.detail or f"{drain.repair.value} done")
+                else:
+                    drain = self.move(drain, "failed", f"{drain.repair.value} failed: {event.detail}", returns=False)
+                    return drain, f"{drain.repair.value} of {drain.target or drain.worker} failed: {event.detail}"
+            case "start", S.STARTING:
+                if event.ok:
+                    self.move(drain, "started", event.detail or "started; waiting for its first right answer", stopped=False)
+                else:
+                    drain = self.move(drain, "failed", f"start failed: {event.detail}", returns=False)
+                    return drain, f"{drain.worker} could not be started: {event.detail}"
+            case "verify", S.VERIFYING:
+                drain = self.note(msgspec.structs.replace(drain, verified=True), "active test passed", event.detail)
+                return self._return_when_clean(drain)
+            case "reroute", S.RETURNING:
+                self._back(drain)
+            case _:
+                pass
+        return None
+
+    def _left(self, drain: Drain, *, idle: bool, detail: str) -> None:
+        why = "nothing in flight" if idle else f"deadline passed: {detail or 'requests still in flight'}"
+        if not idle:
+            drain = msgspec.structs.replace(drain, response=Response.EVICT)  # past its deadline it is stopped hard
+        if drain.repair is not Action.NONE or drain.kind == "retire":
+            self.move(drain, "stop", why)
+        else:
+            self.move(drain, "park", why)
+
+    def _back(self, drain: Drain) -> None:
+        if drain.kind == "start":
+            self.p.standby_up.add(drain.worker)
+        self.move(drain, "rerouted", "takes traffic again" if drain.kind == "drain" else "takes traffic")
+
+    def _try_again(self, drain: Drain, verb: str, event: Done) -> tuple[Drain, str] | None:
+        tries = self._tries[(drain.id, verb)] = self._tries.get((drain.id, verb), 0) + 1
+        timing = self.p.policy.timing
+        self._retry_at[drain.id] = self.p.now + timing.retry
+        if verb == "idle":  # not measured is not idle: the deadline alone ends the wait
+            if self.p.now >= drain.since + drain.deadline_s:
+                self._left(drain, idle=False, detail=event.detail or "what is in flight could not be measured")
+            return None
+        if verb == "verify":
+            if self.p.now - drain.since < timing.verify_deadline:
+                return None
+            drain = self.move(drain, "failed", f"did not pass its test: {event.detail}", returns=False)
+            return drain, f"{drain.worker} did not pass its active test within {timing.verify_deadline:.0f} s: {event.detail}"
+        if verb == "deroute" and drain.response is Response.EVICT:
+            return None  # the stop behind it in the same lane is what counts
+        if tries < timing.unknown_tries:
+            return None
+        if verb in ("repair", "start", "reroute"):
+            drain = self.move(drain, "failed", f"{verb} gave no answer {tries} times: {event.detail}", returns=False)
+        elif tries > timing.unknown_tries:
+            return None  # a person has been asked already; go on trying
+        return drain, f"{drain.worker}: {verb} gave no answer {tries} times: {event.detail}"
+
+    # -- what time brings -------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[tuple[Drain, str]]:
+        """Ask again for what has no answer, begin repairs, let verified workers return. Returns what a person must decide."""
+        asks: list[tuple[Drain, str]] = []
+        for drain in self.p.open_drains():
+            waiting = any(i.startswith(f"{drain.id}/") for i in self.p.outstanding)
+            if waiting or self.p.now < self._retry_at.get(drain.id, 0.0):
+                continue
+            if drain.state in WORKING or (drain.state is S.VERIFYING and not drain.verified):
+                self._enter(drain)
+            elif drain.state is S.VERIFYING:
+                ask = self._return_when_clean(drain)
+                if ask:
+                    asks.append(ask)
+            elif drain.state is S.OUT and drain.returns:
+                self._begin_return(drain)
+        return asks
+
+    def _begin_return(self, drain: Drain) -> None:
+        """Repair when every group on the target is out and no other repair is under way on the node."""
+        if drain.repair in (Action.NONE, Action.RESTART_WORKER):
+            self.come_back(drain, "nothing is left to repair" if drain.repair is Action.NONE else "restart the worker")
+            return
+        node = Component.parse(drain.target).node
+        siblings = [d for d in self.p.open_drains() if d.incident == drain.incident and d.id != drain.id]
+        if any(d.state in (S.REQUESTED, S.DEROUTED, S.STOPPING) for d in siblings):
+            return
+        if any(d.state is S.REPAIRING and d.target and Component.parse(d.target).node == node for d in self.p.open_drains()):
+            return
+        self.move(drain, "repair", f"{drain.repair.value} of {drain.target}", attempt=drain.attempt + 1)
+
+    def come_back(self, drain: Drain, why: str) -> Drain:
+        """From OUT towards rotation: start it if it was stopped, then verify. A hold keeps it out."""
+        hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None
+        if hold:
+            if not drain.history or drain.history[-1].what != "held out":
+                drain = self.note(drain, "held out", f"{hold.by}: {hold.reason}")
+            return drain
+        return self.move(drain, "start" if drain.stopped else "verify", why, verified=False, returns=True)
+
+    def _return_when_clean(self, drain: Drain) -> tuple[Drain, str] | None:
+        hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None
+        if hold:
+            return None
+        dirty = self._unclean(drain)
+        if not dirty:
+            self.move(drain, "passed", "one-token test answered and counters clean")
+            return None
+        if self.p.now - drain.since < self.p.policy.timing.verify_deadline:
+            return None
+        drain = self.move(drain, "failed", f"still reported: {dirty}", returns=False, stopped=False)
+        return drain, f"{drain.worker} answers, but {dirty} is still reported after the repair"
+
+    def _unclean(self, drain: Drain) -> str:
+        """The first finding of its incident that has not been proven fine since the repair; "" when all have."""
+        incident = self.p.incidents.get(drain.incident)
+        if incident is None or drain.kind != "drain":
+            return ""
+        for f in incident.findings:
+            if not self.p.conditions.clean_since(f.component, f.check, f.kind, drain.since):
+                return f"{f.check} on {f.component}"
+        return ""
+
+    # -- what people and worse news bring ---------------------------------------------------------------------------
+
+    def escalate(self, drain: Drain, response: Response, repair: Action, why: str, *, returns: bool) -> Drain:
+        """Worse news about a worker that is already on its way out: the stronger response and repair win."""
+        stronger = repair if repair.rank > drain.repair.rank else drain.repair
+        coming_back = drain.state in (S.STARTING, S.VERIFYING, S.RETURNING) and repair is not Action.NONE
+        gone = coming_back or (response is Response.EVICT and drain.response is not Response.EVICT)
+        if not gone and stronger is drain.repair and (returns or not drain.returns):
+            return drain
+        drain = msgspec.structs.replace(drain, repair=stronger, returns=drain.returns and returns)
+        if gone and not drain.stopped and (drain.state, "evicted") in MOVES:
+            drain = msgspec.structs.replace(drain, response=Response.EVICT, verified=False)
+            return self.move(drain, "evicted", why)
+        return self.note(drain, "escalated", why)
+
+    def cancel(self, drain: Drain, why: str) -> Drain:
+        """Give up a drain that has not stopped anything yet."""
+        return self.move(drain, "cancel", why)

@@ -1,0 +1,115 @@
+"""Why, in words and as data: the fleet's picture for ``status``, one chain from raw line to action for ``explain``.
+
+What always holds: everything here is read from the picture and changes nothing; values are plain JSON values; a target
+that nothing is known about gives an answer that says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sentinel.decide.budget import IN_SERVICE
+from sentinel.decide.picture import Picture
+from sentinel.model import Component, Incident, Role, Worker, WorkerState
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def status(p: Picture) -> dict[str, Any]:
+    """The whole picture: nodes, workers, pools, open incidents and drains, holds."""
+    return {
+        "epoch": p.epoch,
+        "at": p.now,
+        "nodes": [_node(p, name) for name in sorted(p.nodes)],
+        "workers": [_worker(p, w) for w in p.workers.values()],
+        "pools": [_pool(p, name) for name in p.pools],
+        "incidents": [_plain(i) for i in sorted(p.open_incidents(), key=lambda i: i.opened_at)],
+        "drains": [_plain(d) for d in p.open_drains()],
+        "holds": [_plain(h) for h in p.holds.values()],
+        "routes_version": p.routes.version,
+    }
+
+
+def _node(p: Picture, name: str) -> dict[str, Any]:
+    view = p.nodes[name]
+    return {
+        "node": name,
+        "reported": view.reported,
+        "silent_s": round(p.now - view.heard_at, 3),
+        "clock_off_s": round(view.clock_off_s, 3),
+        "version": view.version,
+        "probes": view.probes,
+        "present": sorted({c.finding.check for c in p.conditions.under(Component(node=name)) if c.present}),
+    }
+
+
+def _worker(p: Picture, worker: Worker) -> dict[str, Any]:
+    drain, view = p.open_drain(worker.name), p.view(worker.name)
+    return {
+        "worker": worker.name,
+        "pool": worker.pool,
+        "role": worker.role.value,
+        "state": p.state_of(worker).value,
+        "reachable": view.reachable,
+        "load": view.load,
+        "gpus": [str(g) for g in p.gpus_of(worker)],
+        "drain": drain.id if drain else None,
+        "drain_state": drain.state.value if drain else None,
+        "why": drain.reason if drain else "",
+    }
+
+
+def _pool(p: Picture, name: str) -> dict[str, Any]:
+    weight = next((r.weight for r in p.routes.pools if r.pool == name), None)
+    roles = {}
+    for role in Role:
+        total = sum(w.capacity for w in p.workers.values() if w.pool == name and w.role is role and not w.standby)
+        if total:
+            ready = sum(w.capacity for w in p.workers.values() if w.pool == name and w.role is role and p.state_of(w) in IN_SERVICE)
+            roles[role.value] = {"ready": ready, "total": total}
+    return {"pool": name, "weight": weight, "floor": p.pools[name].floor, "roles": roles}
+
+
+def explain(p: Picture, target: str) -> dict[str, Any]:
+    """Everything that concerns a node, worker, component or incident, oldest first, each step with its time and rule."""
+    incidents = [i for i in p.incidents.values() if _concerns(p, target, i)]
+    ids = {i.id for i in incidents}
+    drains = [d for d in p.drains.values() if target in (d.worker, d.id) or d.incident in ids]
+    told = sorted(((step, noun.id) for noun in (*incidents, *drains) for step in noun.history), key=lambda pair: pair[0].at)
+    return {
+        "target": target,
+        "known": bool(incidents or drains or target in p.workers or target in p.nodes),
+        "now": _now(p, target),
+        "incidents": [_plain(i) for i in incidents],
+        "drains": [_plain(d) for d in drains],
+        "holds": [_plain(h) for h in p.holds.values() if h.target == target],
+        "steps": [{"of": of, **msgspec.structs.asdict(step)} for step, of in told],
+    }
+
+
+def _concerns(p: Picture, target: str, incident: Incident) -> bool:
+    if target in (incident.id, incident.culprit, *incident.victims):
+        return True
+    return incident.culprit.startswith(f"{target}/") or any(str(f.component).split("/")[0] == target for f in incident.findings)
+
+
+def _now(p: Picture, target: str) -> str:
+    """One sentence on how the target stands now."""
+    if target in p.incidents:
+        incident = p.incidents[target]
+        ended = f"closed ({incident.history[-1].why})" if incident.closed_at and incident.history else "open"
+        return f"{incident.fault} on {incident.culprit}: {ended}"
+    if target in p.workers:
+        worker = p.workers[target]
+        drain = p.open_drain(target)
+        return f"{target} is {p.state_of(worker).value}" + (f": {drain.reason}" if drain else "")
+    if target in p.nodes:
+        out = [w.name for w in p.on_node(target) if p.state_of(w) is WorkerState.OUT]
+        return f"{target} reported {p.now - p.nodes[target].heard_at:.0f} s ago; out of rotation: {', '.join(out) or 'nothing'}"
+    return f"nothing is known about {target}"
+
+

@@ -1,0 +1,106 @@
+"""What a person says goes: drain, undrain, hold, release, acknowledge, resolve.
+
+What always holds: a person's drain is not budgeted and stays until that person or another says undrain; a hold keeps the
+machine from taking out (``in``) or putting back (``out``) until it is released or expires; every command leaves its mark,
+with the person's name and reason, in the history of what it touched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sentinel.decide.drain import Drains
+from sentinel.decide.events import Asked
+from sentinel.decide.incidents import Incidents
+from sentinel.decide.picture import Picture
+from sentinel.model import Component, Drain, DrainState, Hold, Response, Worker
+
+_DEADLINE_S = 300.0  # for a person's drain without a deadline: longer than almost any answer
+
+
+class People:
+    def __init__(self, picture: Picture, drains: Drains, incidents: Incidents) -> None:
+        self.p = picture
+        self.drains = drains
+        self.incidents = incidents
+
+    def workers_of(self, target: str) -> list[Worker]:
+        """The workers a target means: the worker of that name, or all that touch the node or component."""
+        if target in self.p.workers:
+            return [self.p.workers[target]]
+        try:
+            return self.p.touching(Component.parse(target))
+        except ValueError:
+            return []
+
+    def asked(self, ask: Asked) -> None:
+        match ask.verb:
+            case "drain":
+                self._drain(ask)
+            case "undrain":
+                self._undrain(ask)
+            case "hold":
+                self._hold(ask)
+            case "release":
+                self.p.drop_hold(ask.target)
+                for worker in self.workers_of(ask.target):
+                    drain = self.p.open_drain(worker.name)
+                    if drain and drain.state is DrainState.OUT and drain.returns:
+                        self.drains.note(drain, "released", f"{ask.by}: {ask.reason}")
+            case "acknowledge" | "resolve":
+                incident = self.p.incidents.get(ask.target)
+                if incident and ask.verb == "acknowledge":
+                    self.incidents.acknowledge(incident, ask.by)
+                elif incident:
+                    self.incidents.close(incident, f"{ask.by}: {ask.reason or 'resolved by hand'}")
+
+    def _drain(self, ask: Asked, response: Response = Response.DRAIN) -> None:
+        for worker in self.workers_of(ask.target):
+            drain = self.p.open_drain(worker.name)
+            if drain is not None and drain.kind == "drain":
+                drain = msgspec.structs.replace(drain, returns=False, by=ask.by)
+                self.drains.note(drain, "kept out", f"{ask.by}: {ask.reason}")
+                continue
+            if drain is not None:
+                self.p.put_drain(msgspec.structs.replace(drain, state=DrainState.CANCELLED, since=self.p.now))
+            self.drains.request(
+                Drain(
+                    id=self.p.new_id("drain"),
+                    worker=worker.name,
+                    response=response,
+                    reason=f"{ask.by}: {ask.reason}",
+                    requested_at=self.p.now,
+                    by=ask.by,
+                    deadline_s=ask.deadline_s if ask.deadline_s is not None else _DEADLINE_S,
+                    target=ask.target,
+                    returns=False,
+                )
+            )
+
+    def _undrain(self, ask: Asked) -> None:
+        for worker in self.workers_of(ask.target):
+            drain = self.p.open_drain(worker.name)
+            if drain is None:
+                continue
+            why = f"undrained by {ask.by}: {ask.reason}"
+            if drain.state in (DrainState.REQUESTED, DrainState.DEROUTED):
+                self.drains.cancel(drain, why)
+            elif drain.state is DrainState.OUT:
+                self.drains.come_back(drain, why)
+            else:
+                self.drains.note(msgspec.structs.replace(drain, returns=True), "undrain", why)
+
+    def _hold(self, ask: Asked) -> None:
+        self.p.put_hold(
+            Hold(target=ask.target, keep=ask.keep, by=ask.by, reason=ask.reason, at=self.p.now, until=ask.until),
+        )
+        for worker in self.workers_of(ask.target):
+            drain = self.p.open_drain(worker.name)
+            if ask.keep == "in" and drain and drain.kind == "drain" and drain.by == "sentinel":
+                why = f"held in by {ask.by}: {ask.reason}"
+                if drain.state in (DrainState.REQUESTED, DrainState.DEROUTED):
+                    self.drains.cancel(drain, why)
+                elif drain.state is DrainState.OUT:
+                    self.drains.come_back(drain, why)
+        if ask.keep == "out":
+            self._drain(ask)

@@ -1,0 +1,226 @@
+"""What the decider knows, and the only way it says what to do.
+
+This module exists so that every rule reads one picture and writes through one hand. What always holds:
+
+* Durable things (incidents, drains, holds, routes) change only through ``put_*`` and ``drop_hold``, which also emit the
+  Record; per batch the last value of each wins.
+* Soft things (what nodes and workers say) are never recorded; a new leader hears them again.
+* ``now`` and ``cause`` come from the event being handled; there is no other clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from sentinel.decide.conditions import Conditions
+from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record
+from sentinel.decide.policy import Policy
+from sentinel.model import (
+    Component,
+    Drain,
+    DrainState,
+    Fleet,
+    Hold,
+    Incident,
+    Pool,
+    Role,
+    Routes,
+    Step,
+    Worker,
+    WorkerState,
+    gpu_component,
+)
+
+HISTORY = 120  # steps kept per incident and drain: enough for days of folding, bounded in the store
+ENDED = (DrainState.DONE, DrainState.CANCELLED)
+
+Noun = TypeVar("Noun", Incident, Drain)
+
+
+def with_step(value: Noun, step: Step) -> Noun:
+    """Append one step; the first ten and the latest ones are kept when history grows past its bound."""
+    history: tuple[Step, ...] = (*value.history, step)
+    if len(history) > HISTORY:
+        history = (*history[:10], *history[-(HISTORY - 10) :])
+    return msgspec.structs.replace(value, history=history)
+
+
+@dataclass
+class NodeView:
+    """What is known of a node: soft."""
+
+    heard_at: float  # when its latest report arrived, or when this leader began to wait for one
+    reported: bool = False  # has reported to this leader
+    boot_id: str = ""
+    version: str = ""
+    clock_off_s: float = 0.0
+    probes: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass
+class WorkerView:
+    """What is known of a worker beyond its configuration: soft."""
+
+    gpus: tuple[Component, ...] = ()  # learned from reports, by node
+    reachable: bool | None = None
+    refused: int = 0  # looks in a row that found it unreachable
+    load: int | None = None  # running + waiting; None: not measured
+    looked_at: float = 0.0
+
+
+class Picture:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.fleet = Fleet()
+        self.workers: dict[str, Worker] = {}
+        self.pools: dict[str, Pool] = {}
+        self.incidents: dict[str, Incident] = {}
+        self.drains: dict[str, Drain] = {}
+        self.holds: dict[str, Hold] = {}
+        self.routes = Routes()
+        self.nodes: dict[str, NodeView] = {}
+        self.views: dict[str, WorkerView] = {}
+        self.conditions = Conditions()
+        self.outstanding: set[str] = set()  # ids of effects that have not ended
+        self.standby_up: set[str] = set()  # standby workers that were started
+        self.epoch = 0
+        self.now = 0.0
+        self.cause = ""
+        self._counter = 0
+        self._records: dict[tuple[str, str], Record | Forget] = {}
+        self._effects: list[AnyEffect] = []
+
+    # -- saying what to do ------------------------------------------------------------------------------------------
+
+    def begin(self, cause: str, at: float) -> None:
+        self.cause, self.now = cause, at
+        self._records.clear()
+        self._effects.clear()
+
+    def take(self) -> list[AnyInstruction]:
+        return [*self._records.values(), *self._effects]
+
+    def new_id(self, prefix: str) -> str:
+        self._counter += 1
+        return f"{prefix}-{self.epoch}-{self._counter}"
+
+    def put_incident(self, incident: Incident) -> Incident:
+        self.incidents[incident.id] = incident
+        self._record("incident", incident.id, incident)
+        return incident
+
+    def put_drain(self, drain: Drain) -> Drain:
+        self.drains[drain.id] = drain
+        self._record("drain", drain.id, drain)
+        return drain
+
+    def put_hold(self, hold: Hold) -> None:
+        self.holds[hold.target] = hold
+        self._record("hold", hold.target, hold)
+
+    def put_routes(self, routes: Routes) -> None:
+        self.routes = routes
+        self._record("routes", "routes", routes)
+
+    def drop_hold(self, target: str) -> None:
+        if self.holds.pop(target, None):
+            self._forget("hold", target)
+
+    def drop_incident(self, incident_id: str) -> None:
+        if self.incidents.pop(incident_id, None):
+            self._forget("incident", incident_id)
+
+    def drop_drain(self, drain_id: str) -> None:
+        if self.drains.pop(drain_id, None):
+            self._forget("drain", drain_id)
+
+    def effect(self, effect: AnyEffect) -> None:
+        """Emit once: an effect that is outstanding under the same id is not emitted again."""
+        if effect.id not in self.outstanding:
+            self.outstanding.add(effect.id)
+            self._effects.append(effect)
+
+    def _record(self, kind: str, key: str, value: Incident | Drain | Hold | Routes) -> None:
+        self._records.pop((kind, key), None)
+        self._records[(kind, key)] = Record(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key, value=value)  # type: ignore[arg-type]
+
+    def _forget(self, kind: str, key: str) -> None:
+        self._records.pop((kind, key), None)
+        self._records[(kind, key)] = Forget(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key)  # type: ignore[arg-type]
+
+    # -- reading the picture ----------------------------------------------------------------------------------------
+
+    def load_fleet(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.workers = {w.name: w for w in fleet.workers}
+        self.pools = {p.name: p for p in fleet.pools}
+        self.standby_up &= set(self.workers)
+        for name in self.expected_nodes():
+            self.nodes.setdefault(name, NodeView(heard_at=self.now))
+
+    def expected_nodes(self) -> set[str]:
+        return {*self.fleet.nodes, *(n for w in self.fleet.workers for n in w.nodes)}
+
+    def view(self, worker: str) -> WorkerView:
+        return self.views.setdefault(worker, WorkerView())
+
+    def gpus_of(self, worker: Worker) -> tuple[Component, ...]:
+        """Configured ranks, or what the agents say it holds."""
+        return worker.gpus or self.view(worker.name).gpus
+
+    def learn_gpus(self, worker: str, node: str, pcis: tuple[str, ...]) -> None:
+        view = self.view(worker)
+        others = tuple(g for g in view.gpus if g.node != node)
+        view.gpus = others + tuple(gpu_component(node, pci) for pci in pcis)
+
+    def touching(self, component: Component) -> list[Worker]:
+        """Every serving group that lives on what this component is: the blast radius, never just the one GPU."""
+        if component.worker is not None:
+            named = self.workers.get(component.worker)
+            return [named] if named else []
+        if component.gpu is not None:
+            gpu = Component(node=component.node, device=component.device)
+            return [w for w in self.workers.values() if gpu in self.gpus_of(w)]
+        return self.on_node(component.node)
+
+    def on_node(self, node: str) -> list[Worker]:
+        return [w for w in self.workers.values() if node in w.nodes or any(g.node == node for g in self.gpus_of(w))]
+
+    def open_drain(self, worker: str) -> Drain | None:
+        return next((d for d in self.drains.values() if d.worker == worker and d.state not in ENDED), None)
+
+    def open_drains(self) -> list[Drain]:
+        return [d for d in self.drains.values() if d.state not in ENDED]
+
+    def open_incidents(self) -> list[Incident]:
+        return [i for i in self.incidents.values() if i.closed_at is None]
+
+    def state_of(self, worker: Worker) -> WorkerState:
+        drain = self.open_drain(worker.name)
+        if worker.standby and worker.name not in self.standby_up:
+            return WorkerState.STANDBY
+        return WorkerState.OUT if drain and drain.kind != "start" else WorkerState.ACTIVE
+
+    def capacity(self, pool: str, role: Role, states: tuple[WorkerState, ...], without: str = "") -> float:
+        """Sessions that workers of this pool and role in these states are worth; ``both`` counts for either role."""
+        return sum(
+            w.capacity
+            for w in self.workers.values()
+            if w.pool == pool and w.role in (role, Role.BOTH) and w.name != without and self.state_of(w) in states
+        )
+
+    def held(self, worker: Worker, keep: str) -> Hold | None:
+        """A person's unexpired word about this worker, its node, or a GPU of it."""
+        names = {worker.name, *worker.nodes, *(str(g) for g in self.gpus_of(worker)), *(g.node for g in self.gpus_of(worker))}
+        for target, hold in self.holds.items():
+            if target in names and hold.keep == keep and (hold.until is None or hold.until > self.now):
+                return hold
+        return None
+
+
+def effect_key(effect: Effect | str) -> str:
+    """The idempotency key of an effect: what stands before ``#`` in its id."""
+    return (effect if isinstance(effect, str) else effect.id).partition("#")[0]

@@ -1,0 +1,85 @@
+"""Silence: a node whose agent no longer reports is first a question and only then, perhaps, a verdict.
+
+What always holds:
+
+* A silent agent drains nothing. Its workers are looked at over the network; while any of them answers, the finding is about
+  the monitor.
+* ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
+* A new leader gives every node one full silence before it asks.
+"""
+
+from __future__ import annotations
+
+from sentinel.decide.events import Look
+from sentinel.decide.picture import Picture
+from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
+
+_LOOKS = 3  # refused in a row; one refused connection is a restart
+
+
+class Silence:
+    def __init__(self, picture: Picture) -> None:
+        self.p = picture
+        self._asked: set[str] = set()
+
+    def heard(self, node: str) -> list[Finding]:
+        """A report arrived: whatever the silence had raised is measured fine."""
+        self._asked.discard(node)
+        return [self._silent(node, present=False), self._down(node, present=False)]
+
+    def tick(self) -> list[Finding]:
+        """Findings about nodes that have been silent too long; asks for a look at their workers first."""
+        found: list[Finding] = []
+        timing = self.p.policy.timing
+        for node, view in self.p.nodes.items():
+            silent_for = self.p.now - view.heard_at
+            if silent_for < timing.silent_after:
+                continue
+            workers = [w for w in self.p.on_node(node) if self.p.state_of(w) is not WorkerState.STANDBY]
+            if node not in self._asked:
+                self._asked.add(node)
+                for w in workers:
+                    look = Look(
+                        id=f"look/{w.name}/{self.p.cause}",
+                        cause=self.p.cause,
+                        lane=f"look:{w.name}",
+                        why=f"{node} is silent",
+                        worker=w.name,
+                    )
+                    self.p.effect(look)
+            if silent_for >= timing.silent_after + timing.silent_page_after:
+                found.append(self._silent(node, present=True, silent_for=silent_for))
+            in_rotation = [w for w in workers if self.p.open_drain(w.name) is None]
+            if in_rotation and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
+                found.append(self._down(node, present=True))
+        return found
+
+    def _silent(self, node: str, *, present: bool, silent_for: float = 0.0) -> Finding:
+        view = self.p.nodes[node]
+        serving = [w.name for w in self.p.on_node(node) if self.p.view(w.name).reachable]
+        also = f"; {', '.join(serving)} still answering" if serving else ""
+        never = "" if view.reported else " since this controller leads"
+        return Finding(
+            id=f"{node}:agent.silent:{view.heard_at:.3f}",
+            check="agent.silent",
+            component=Component(node=node),
+            at=self.p.now,
+            present=present,
+            severity=Severity.WARNING,
+            action=Action.FIX_MONITOR,
+            suspect=Suspect.MONITOR,
+            summary=f"the agent on {node} has not reported{never} for {silent_for:.0f} s{also}",
+        )
+
+    def _down(self, node: str, *, present: bool) -> Finding:
+        return Finding(
+            id=f"{node}:node.down:{self.p.nodes[node].heard_at:.3f}",
+            check="node.down",
+            component=Component(node=node),
+            at=self.p.now,
+            present=present,
+            severity=Severity.FATAL,
+            action=Action.POWER_CYCLE,
+            certainty=0.9,
+            summary=f"{node} is silent and none of its workers answers",
+        )
