@@ -1,0 +1,275 @@
+"""The parent's side of the driver child: every question has a deadline, whatever the driver does.
+
+This module exists so that the agent reads GPUs without ever opening the driver itself. What always holds:
+
+* ``read()`` returns within the deadline. A GPU that has not answered by then is ``{"pci", "index", "hung_s"}``; one that was
+  past its deadline before is not waited for again, so one stuck GPU costs the others one deadline, once.
+* A child that is in the middle of a call is never killed, except by ``close`` at shutdown, and then last of all.
+* A child that dies is started again, with growing pauses; meanwhile ``read()`` raises ProbeError: that is about the monitor.
+* What the driver itself answers to initialisation (no library, library and module differ) is a reading's ``error``, not a
+  failure to look; it is tried again by a fresh child, because a loaded library stays the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from probes import ProbeError
+
+NVML_VARIABLE = "SENTINEL_NVML"  # environment: "module:factory" of a stand-in for pynvml
+LINE_BYTES = 1 << 20  # one GPU's answer is about 3 KiB
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds. ``first`` doubles up to ``most`` with every death within ``steady`` of its start."""
+
+    first: float = 1.0
+    most: float = 60.0
+    steady: float = 60.0
+    reopen: float = 30.0  # between two tries of a driver that could not be initialised
+    refresh: float = 60.0  # a GPU that answers with an error is looked at again by a fresh child this often
+
+
+@dataclass
+class _Gpu:
+    """What is known about one NVML index in this child."""
+
+    data: dict[str, Any]
+    owed: int = 0  # answers to come; two only while a late one and the next question cross
+    asked_at: float | None = None  # the last question whose answer is owed
+
+
+class ChildDriver:
+    """``probes.Driver`` by a child process.
+
+    ``deadline_s``: a GPU's answer past this is a hang. ``nvml``: what the child loads in place of ``pynvml``
+    (``module:factory``); default: the environment's ``SENTINEL_NVML``, else ``pynvml``. ``clock``: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        deadline_s: float = 10.0,
+        *,
+        nvml: str = "",
+        env: dict[str, str] | None = None,
+        pauses: Pauses | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deadline, self._clock, self._env = deadline_s, clock, env
+        self._pauses = pauses or Pauses()
+        self._nvml = nvml or os.environ.get(NVML_VARIABLE, "") or "pynvml"
+        self._lock = asyncio.Lock()  # one question at a time
+        self._news = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._round = 0
+        self._acked = 0
+        self._opened: dict[str, Any] | None = None
+        self._opening_since: float | None = None
+        self._gpus: dict[int, _Gpu] = {}
+        self._addresses: dict[int, str] = {}  # by index, as last seen; survives the child
+        self._started_at = float("-inf")
+        self._not_before = float("-inf")  # no new child until then
+        self._pause = 0.0
+        self._said = ""  # why there is no child
+        self.restarts = 0  # deaths nobody asked for
+
+    # -- what others use ----------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def hung(self) -> tuple[str, ...]:
+        """PCI addresses (or ``#index``) of GPUs that are past their deadline now."""
+        return tuple(self._addresses.get(i, f"#{i}") for i, g in sorted(self._gpus.items()) if self._overdue(g.asked_at))
+
+    async def read(self) -> dict[str, Any]:
+        """Ask every GPU once: ``{"error", "driver", "nvml", "gpus": [...]}``, and ``hung_s`` when initialising hangs.
+
+        Raises ProbeError when the child itself could not be asked.
+        """
+        async with self._lock:
+            if self._process is None and self._clock() < self._not_before:
+                if self._opened and self._opened["error"]:
+                    return self._answer()
+                raise ProbeError(f"{self._said}; the next one starts in {self._not_before - self._clock():.0f} s")
+            if self._process and self._wants_fresh_eyes():
+                await self._end("looking again with a fresh child")
+            if self._process is None:
+                await self._start()
+            return await self._ask()
+
+    @contextlib.asynccontextmanager
+    async def released(self) -> AsyncIterator[bool]:
+        """Let go of the driver while a GPU is reset: no read runs inside. Yields False when a call is stuck and still holds it."""
+        async with self._lock:
+            if self._process and not self._owing():
+                await self._end("released for a repair")
+            yield self._process is None
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        """End the child: asked first, and killed only when it has not ended after ``grace_s`` seconds."""
+        async with self._lock:
+            await self._end("closed", grace_s)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> dict[str, Any]:
+        process = self._process
+        self._round += 1
+        end = self._clock() + self._deadline
+        self._write({"read": self._round})
+        while self._process is process and not self._complete():
+            left = end - self._clock()
+            if left <= 0:
+                break
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+        if self._process is not process or process is None:
+            raise ProbeError(self._said)
+        if self._acked < self._round and not self._owing():
+            # It has not even read the question, so no call is under way and ending it hurts nobody.
+            process.kill()
+            raise ProbeError(f"the driver child (pid {process.pid}) took no question within {self._deadline:g} s and is replaced")
+        answer = self._answer()
+        if answer["error"]:
+            await self._end(str(answer["error"]["text"]))
+            self._not_before = self._clock() + self._pauses.reopen
+        return answer
+
+    def _complete(self) -> bool:
+        if self._acked < self._round:
+            return False
+        if self._opened is None:
+            return self._overdue(self._opening_since)
+        return all(g.asked_at is None or self._overdue(g.asked_at) for g in self._gpus.values())
+
+    def _answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {"error": None, "driver": None, "nvml": self._nvml, "gpus": []}
+        if self._opened is None:
+            if self._opening_since is not None:
+                answer["hung_s"] = round(self._clock() - self._opening_since, 3)
+            return answer
+        answer |= {"error": self._opened["error"], "driver": self._opened["driver"]}
+        for index, gpu in sorted(self._gpus.items()):
+            known = {"pci": self._addresses.get(index), "index": index}
+            if gpu.asked_at is not None and (self._overdue(gpu.asked_at) or not gpu.data):
+                answer["gpus"].append(known | {"hung_s": round(self._clock() - gpu.asked_at, 3)})
+            elif self._acked < self._round:
+                answer["gpus"].append(known)  # the child is silent: not measured, and no old value passed off as new
+            else:
+                answer["gpus"].append(gpu.data)
+        return answer
+
+    def _overdue(self, since: float | None) -> bool:
+        return since is not None and self._clock() - since >= self._deadline
+
+    def _owing(self) -> bool:
+        """Whether a call into the driver is under way."""
+        return self._opening_since is not None or any(g.asked_at is not None for g in self._gpus.values())
+
+    def _wants_fresh_eyes(self) -> bool:
+        """A handle opened before a GPU was lost or reset stays bad; only a new initialisation sees it as it is now."""
+        old = self._clock() - self._started_at >= self._pauses.refresh
+        return old and not self._owing() and any("error" in g.data for g in self._gpus.values())
+
+    # -- the child ----------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._opened, self._gpus, self._acked, self._round, self._opening_since = None, {}, 0, 0, None
+        command = (sys.executable, "-P", "-m", "sentinel.agent.driver_child", self._nvml)
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES, env=self._env)
+        except OSError as error:
+            self._said = f"the driver child could not be started: {error.strerror or error}"
+            self._hold_off()
+            raise ProbeError(self._said) from None
+        self._process, self._started_at = process, self._clock()
+        self._listener = asyncio.create_task(self._listen(process), name="driver child")
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._process and self._process.stdin:
+            with contextlib.suppress(OSError, RuntimeError):  # it died just now; the listener tells
+                self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Take what the child says until it ends; then remember how it ended."""
+        assert process.stdout  # noqa: S101  (it was started with a pipe)
+        broken = ""
+        try:
+            async for line in process.stdout:
+                self._take(msgspec.json.decode(line))
+                self._news.set()
+        except (ValueError, msgspec.DecodeError, KeyError, TypeError) as error:
+            broken = f" after it said what the protocol does not know ({error})"
+            process.kill()
+        code = await process.wait()
+        if self._process is not process:
+            return  # it was told to end
+        how = f"died of signal {-code}" if code < 0 else f"ended by itself with status {code}"
+        self._said = f"the driver child {how}{broken}"
+        self._process = None
+        self.restarts += 1
+        self._hold_off()
+        self._news.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        now = self._clock()
+        if "ack" in message:
+            self._acked = message["ack"]
+            for index in message["asked"]:
+                gpu = self._gpus[index]
+                gpu.owed, gpu.asked_at = gpu.owed + 1, now
+            if self._opened is None and self._opening_since is None:
+                self._opening_since = now
+        elif "opened" in message:
+            self._opened, self._opening_since = message["opened"], None
+            self._gpus = {index: _Gpu(data={}, owed=1, asked_at=now) for index in range(message["opened"]["count"])}
+            if any(index >= len(self._gpus) for index in self._addresses):
+                self._addresses.clear()  # one is gone, so the others have moved up
+        elif "gpu" in message:
+            index, data = message["gpu"], message["data"]
+            gpu = self._gpus[index]
+            gpu.owed -= 1
+            gpu.asked_at = gpu.asked_at if gpu.owed else None
+            if data.get("pci"):
+                self._addresses[index] = data["pci"]
+            gpu.data = data | {"pci": self._addresses.get(index)}  # a lost GPU has no handle to ask for its address
+
+    def _hold_off(self) -> None:
+        steady = self._clock() - self._started_at >= self._pauses.steady
+        self._pause = self._pauses.first if steady or not self._pause else min(self._pause * 2, self._pauses.most)
+        self._not_before = self._clock() + self._pause
+
+    async def _end(self, why: str, grace_s: float = 2.0) -> None:
+        """Ask it to end; kill it when it does not. Only ``close`` does so while a call is under way."""
+        process, self._process, self._said = self._process, None, why
+        if process is None:
+            return
+        with contextlib.suppress(OSError, RuntimeError):
+            if process.stdin:
+                process.stdin.write(b'{"quit":true}\n')
+                process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), grace_s)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with contextlib.suppress(TimeoutError):  # a thread in uninterruptible sleep outlives even this
+                await asyncio.wait_for(process.wait(), 1.0)
+        if self._listener and process.returncode is None:
+            self._listener.cancel()

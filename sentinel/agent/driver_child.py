@@ -1,0 +1,150 @@
+"""The driver child: the one process on a node that calls into the GPU driver, one thread per GPU.
+
+This module exists because a call into the driver may never come back and cannot be killed. What always holds:
+
+* The main thread never calls NVML, so it answers its parent whatever the driver does.
+* A GPU is asked again only when its last question was answered: at most one stuck thread per GPU, ever.
+* Lines of JSON on standard input and output; what NVML itself prints goes to standard error.
+* SIGINT and SIGTERM are ignored (a kill in the middle of a call has frozen GPUs, dcgm-exporter#84); the parent says when to
+  end, and its death is noticed as the end of standard input. Calls under way may then finish, for ``FINISH_S`` at most.
+
+Protocol. Parent: ``{"read": n}`` or ``{"quit": true}``. Child: ``{"ack": n, "asked": [indices]}`` at once, then
+``{"opened": {"error", "driver", "count"}}`` once NVML has been initialised, and ``{"gpu": index, "data": …}`` as each GPU answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgspec
+
+from probes.nvml import IndexReader, open_driver
+
+FINISH_S = 30.0
+STACK_BYTES = 512 * 1024  # NVML's own call depth is small; 8 MiB per GPU would be reserved otherwise
+
+
+class Lane:
+    """A thread that does one thing at a time, again and again; a request while it is busy is dropped, never queued."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._work = work
+        self._wanted = threading.Semaphore(0)
+        self.busy = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def start(self) -> bool:
+        """Ask for one run; False when the last one has not come back. For one caller at a time."""
+        if self.busy:
+            return False
+        self.busy = True
+        self._wanted.release()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.acquire()
+            self._work()
+
+
+class Child:
+    """What the parent can ask for. ``nvml``: ``pynvml`` or a fake; ``send`` is safe to call from any thread."""
+
+    def __init__(self, nvml: Any, send: Callable[[dict[str, Any]], None]) -> None:
+        self._nvml, self._send = nvml, send
+        self._opened = False
+        self._lanes: list[Lane] = []
+        self._opening = Lane("open", self._open)
+
+    @property
+    def busy(self) -> bool:
+        return self._opening.busy or any(lane.busy for lane in self._lanes)
+
+    def read(self, number: int) -> None:
+        """Ask every GPU that is not being asked already; the acknowledgement precedes every call it announces."""
+        if not self._opened:
+            self._send({"ack": number, "asked": []})
+            self._opening.start()  # which then asks every GPU
+            return
+        idle = [i for i, lane in enumerate(self._lanes) if not lane.busy]
+        self._send({"ack": number, "asked": idle})
+        for index in idle:
+            self._lanes[index].start()
+
+    def _open(self) -> None:
+        try:
+            opened = open_driver(self._nvml)
+        except Exception as error:  # a fault of ours must not look like a driver that hangs
+            opened = {"error": {"code": None, "text": f"initialising NVML failed: {error!r}"}, "driver": None, "count": 0}
+        self._lanes = [self._lane(index) for index in range(opened["count"])]
+        self._send({"opened": opened})
+        for lane in self._lanes:
+            lane.start()
+        self._opened = opened["error"] is None
+        self._opening.busy = False
+
+    def _lane(self, index: int) -> Lane:
+        reader = IndexReader(self._nvml, index)
+
+        def look() -> None:
+            try:
+                data = reader.read()
+            except Exception as error:  # as above
+                data = {"pci": None, "index": index, "failed": repr(error)}
+            self._lanes[index].busy = False  # before the answer, so that the next question is never dropped
+            self._send({"gpu": index, "data": data})
+
+        return Lane(f"gpu{index}", look)
+
+
+def sender(out: BinaryIO) -> Callable[[dict[str, Any]], None]:
+    """Write whole lines, one at a time. A parent that is gone is noticed on standard input, not here."""
+    lock, encode = threading.Lock(), msgspec.json.Encoder().encode
+
+    def send(message: dict[str, Any]) -> None:
+        line = encode(message) + b"\n"
+        with lock:
+            try:
+                out.write(line)
+                out.flush()
+            except OSError:
+                return
+
+    return send
+
+
+def load(spec: str) -> Any:
+    """``module`` itself, or what ``module:factory`` returns."""
+    module, _, factory = spec.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, factory)() if factory else loaded
+
+
+def main(spec: str = "pynvml") -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a library that prints must not break the protocol
+    threading.stack_size(STACK_BYTES)
+    child = Child(load(spec), sender(out))
+    for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line)
+        if "read" in request:
+            child.read(request["read"])
+        elif "quit" in request:
+            break
+    end = time.monotonic() + FINISH_S
+    while child.busy and time.monotonic() < end:
+        time.sleep(0.05)
+    os._exit(0)  # a thread stuck in the driver would keep an ordinary exit waiting
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])
