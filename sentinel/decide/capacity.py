@@ -50,8 +50,7 @@ class Capacity:
         """What part of its sessions this pool can carry now, by its scarcest role, 0..1."""
         share = 1.0
         for role in (Role.PREFILL, Role.DECODE):
-            regular = [w for w in self.p.workers.values() if w.pool == pool.name and not w.standby]
-            total = sum(w.capacity for w in regular if role in roles_of(w))
+            total = self._regular(pool.name, role)
             if total == 0:
                 continue
             ready = self.p.capacity(pool.name, role, IN_SERVICE)
@@ -61,6 +60,10 @@ class Capacity:
             need = total if demand is None else min(total, max(demand * self.p.policy.capacity.headroom, 1e-9))
             share = min(share, ready / need)
         return max(0.0, share)
+
+    def _regular(self, pool: str, role: Role) -> float:
+        """Configured capacity of a role, standbys left out."""
+        return sum(w.capacity for w in self.p.workers.values() if w.pool == pool and role in roles_of(w) and not w.standby)
 
     def refresh(self) -> None:
         """Recompute the table after every event; publish when it differs from the last one."""
@@ -88,17 +91,16 @@ class Capacity:
             kept = self._gently(pool, self.share(pool) if pool.overflow else 1.0)
             weights[pool.name] = weights.get(pool.name, 0.0) + kept
             rest = 1.0 - kept
-            size = sum(w.capacity for w in self.p.workers.values() if w.pool == pool.name and not w.standby)
             for name in pool.overflow:
                 if rest <= 0:
                     break
-                ready = min((self.p.capacity(name, r, IN_SERVICE) for r in self._roles(name)), default=0.0)
-                part = min(rest, ready / size) if size else 0.0
+                ready = self._carries(name, pool.name)
+                part = min(rest, ready)
                 last = name == pool.overflow[-1]
                 weights[name] = weights.get(name, 0.0) + (rest if last and ready > 0 else part)
                 self._needed_at[name] = self.p.now
                 if part < rest:
-                    self._start_standby(name, f"{pool.name} is short by {rest:.0%} and {name} has {ready:g} ready")
+                    self._start_standby(name, f"{pool.name} is short by {rest:.0%} and {name} can carry {ready:.0%}")
                 rest = 0.0 if last and ready > 0 else rest - part
             weights[pool.name] += max(0.0, rest)  # nowhere else to go: better slow than refused
         return weights
@@ -118,6 +120,15 @@ class Capacity:
             return current
         self._stepped_at[pool.name] = self.p.now
         return min(target, current + rules.shift_back_step)
+
+    def _carries(self, overflow: str, primary: str) -> float:
+        """What part of the primary's sessions the overflow pool's ready workers are worth, by the scarcest role."""
+        parts = []
+        for role in (Role.PREFILL, Role.DECODE):
+            size = self._regular(primary, role)
+            if size:
+                parts.append(self.p.capacity(overflow, role, IN_SERVICE) / size)
+        return min(parts, default=0.0)
 
     def _roles(self, pool: str) -> set[Role]:
         return {r for w in self.p.workers.values() if w.pool == pool for r in roles_of(w)}

@@ -12,7 +12,7 @@ import msgspec
 
 from sentinel.decide.budget import IN_SERVICE
 from sentinel.decide.picture import Picture
-from sentinel.model import Component, Incident, Role, Worker, WorkerState
+from sentinel.model import Component, Incident, Role, Step, Worker, WorkerState
 
 
 def _plain(value: Any) -> Any:
@@ -79,7 +79,9 @@ def explain(p: Picture, target: str) -> dict[str, Any]:
     incidents = [i for i in p.incidents.values() if _concerns(p, target, i)]
     ids = {i.id for i in incidents}
     drains = [d for d in p.drains.values() if target in (d.worker, d.id) or d.incident in ids]
-    told = sorted(((step, noun.id) for noun in (*incidents, *drains) for step in noun.history), key=lambda pair: pair[0].at)
+    told: list[tuple[Step, str]] = [(s, i.id) for i in incidents for s in i.history]
+    told += [(s, d.id) for d in drains for s in d.history]
+    told.sort(key=lambda pair: pair[0].at)
     return {
         "target": target,
         "known": bool(incidents or drains or target in p.workers or target in p.nodes),

@@ -5,6 +5,7 @@ What always holds:
 * A silent agent drains nothing. Its workers are looked at over the network; while any of them answers, the finding is about
   the monitor.
 * ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
+* When a large share of the fleet is silent it is the controller that is deaf: then no node is called down.
 * A new leader gives every node one full silence before it asks.
 """
 
@@ -30,7 +31,7 @@ class Silence:
     def tick(self) -> list[Finding]:
         """Findings about nodes that have been silent too long; asks for a look at their workers first."""
         found: list[Finding] = []
-        timing = self.p.policy.timing
+        timing, deaf = self.p.policy.timing, self._deaf()
         for node, view in self.p.nodes.items():
             silent_for = self.p.now - view.heard_at
             if silent_for < timing.silent_after:
@@ -50,9 +51,16 @@ class Silence:
             if silent_for >= timing.silent_after + timing.silent_page_after:
                 found.append(self._silent(node, present=True, silent_for=silent_for))
             in_rotation = [w for w in workers if self.p.open_drain(w.name) is None]
-            if in_rotation and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
+            if in_rotation and not deaf and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
                 found.append(self._down(node, present=True))
         return found
+
+    def _deaf(self) -> bool:
+        """Whether so many nodes have missed a report that the fault must be on this side. Half the silence counts already,
+        so that the first node past its limit does not fall before the others are noticed."""
+        rules = self.p.policy.systemic
+        quiet = sum(self.p.now - v.heard_at >= self.p.policy.timing.silent_after / 2 for v in self.p.nodes.values())
+        return quiet >= max(rules.min_nodes, rules.share * len(self.p.nodes))
 
     def _silent(self, node: str, *, present: bool, silent_for: float = 0.0) -> Finding:
         view = self.p.nodes[node]
