@@ -204,6 +204,8 @@ def _client(settings: StoreSettings, embedded: Embedded | None) -> Redis:
     if settings.password_file:
         options["password"] = read_secret(settings.password_file, "store.password_file")
     try:
-        return Redis.from_url(settings.url, **options)
+        client = Redis.from_url(settings.url, **options)
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected; finds an option in the URL that there is none of
+        return client
     except (ValueError, TypeError) as error:
         raise ConfigError(f"store.url: {settings.url!r} cannot be used: {error}") from None
