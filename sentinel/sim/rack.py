@@ -39,6 +39,11 @@ class Place:
         return 4 * len(self.nodes) if self.role is Role.PREFILL else 1
 
     @property
+    def capacity(self) -> float:
+        """Sessions it is worth (one prefill group serves about four decoders: the 1:4 ratio of such fleets)."""
+        return 12.0 if self.role is Role.PREFILL else 3.0
+
+    @property
     def gpus(self) -> tuple[str, ...]:
         """Written components of its GPUs."""
         return tuple(str(gpu_component(node, pci)) for node in self.nodes for pci in GPUS)

@@ -1,0 +1,130 @@
+"""The files that the stage writes: the controller's configuration, the tokens, and a policy with shorter times.
+
+This module exists so that the real controller runs on a real configuration file, checked like any other. What always holds:
+
+* Every secret is random, made for this one run, and in a file that only its owner can read.
+* The policy is the shipped one with some durations shortened; ``faster`` lists each of them, so that the output can say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sentinel.controller.auth import digest, new_token
+from sentinel.decide.policy import default_policy_text, load_policy
+from sentinel.sim.rack import DOMAIN, MAIN, MODEL, NODES, OVERFLOW, PLACES
+
+OPERATOR = "demo"
+
+# What is shortened so that a scenario fits into a minute. Left as shipped: everything else.
+FASTER = {
+    "timing.silent_after": "4s",
+    "timing.silent_page_after": "3s",
+    "timing.verify_deadline": "20s",
+    "timing.retry": "1s",
+    "capacity.shift_back_after": "4s",
+    "capacity.shift_back_step": "0.5",
+    "capacity.shift_back_every": "1s",
+}
+SNAPSHOT, PROBE, WATCH, TICK = "1s", "500ms", "1s", "100ms"  # shipped: 5s, 5s, 2s, 500ms
+
+
+@dataclass(frozen=True)
+class Tokens:
+    operator: str
+    nodes: dict[str, str]
+
+
+def private(path: Path, text: str) -> Path:
+    """Write a file that only its owner can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def faster_policy(changes: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The shipped policy with ``changes`` ("table.key" → value as written), and "table.key" → "was → is" of each.
+
+    Raises ValueError when the shipped policy has no such key, PolicyError when the result is no policy.
+    """
+    text, told = default_policy_text(), {}
+    for name, value in changes.items():
+        table, key = name.split(".")
+        pattern = re.compile(rf"(\[{re.escape(table)}\][^\[]*?\n{re.escape(key)}\s*=\s*)(\"[^\"]*\"|[^\s#]+)", re.DOTALL)
+        written = value if re.fullmatch(r"[\d.]+", value) else f'"{value}"'
+        text, count = pattern.subn(lambda m, w=written: m[1] + w, text, count=1)  # type: ignore[misc]
+        if not count:
+            raise ValueError(f"the shipped policy has no {name}")
+        was = pattern.search(default_policy_text())
+        told[name] = f"{was[2].strip(chr(34)) if was else '?'} → {value}"
+    load_policy(text)
+    return text, told
+
+
+def write_tokens(folder: Path) -> Tokens:
+    """Tokens for the operator and every node; the controller's files hold only their digests, the agents' one token each."""
+    tokens = Tokens(new_token(), {node: new_token() for node in NODES})
+    private(folder / "operators", f"{OPERATOR} {digest(tokens.operator)}\n")
+    private(folder / "nodes", "".join(f"{n} {digest(t)}\n" for n, t in tokens.nodes.items()))
+    for node, token in tokens.nodes.items():
+        private(folder / f"{node}.token", token)
+    return tokens
+
+
+def write_controller(folder: Path, *, listen: str, urls: Mapping[str, str], pager: str, faster: Mapping[str, str]) -> dict[str, str]:
+    """Write ``controller.toml`` and what it refers to; returns what is faster than shipped. ``urls``: worker → base URL."""
+    policy, told = faster_policy(faster)
+    private(folder / "policy.toml", policy)
+    private(folder / "pagerduty.key", "R0SIMULATED0PAGER0ROUTING0KEY000")
+
+    def text(value: object) -> str:
+        return json.dumps(str(value))
+
+    lines = [
+        "# Written by sentinel demo for one run.",
+        "[controller]",
+        f"name = {text('demo-controller')}",
+        f"listen = {text(listen)}",
+        f"node_tokens = {text(folder / 'nodes')}",
+        f"operator_tokens = {text(folder / 'operators')}",
+        f"journal_dir = {text(folder / 'journal')}",
+        f"tick = {text(TICK)}",
+        f"watch = {text(WATCH)}",
+        f"policy = {text(folder / 'policy.toml')}",
+        "[store]",
+        f"url = {text('embedded:' + str(folder / 'store'))}",
+        "[paging]",
+        f"pagerduty_key_file = {text(folder / 'pagerduty.key')}",
+        f"pagerduty_url = {text(pager)}",
+        "[[pools]]",
+        f"name = {text(MAIN)}",
+        f"model = {text(MODEL)}",
+        f"overflow = [{text(OVERFLOW)}]",
+        "[[pools]]",
+        f"name = {text(OVERFLOW)}",
+        f"model = {text(MODEL)}",
+        "primary = false",
+    ]
+    for node in NODES:
+        lines += ["[[nodes]]", f"name = {text(node)}"]
+    for place in PLACES.values():
+        lines += [
+            "[[workers]]",
+            f"name = {text(place.name)}",
+            f"pool = {text(place.pool)}",
+            f"url = {text(urls[place.name])}",
+            f"role = {text(place.role.value)}",
+            f"gpus = [{', '.join(text(g) for g in place.gpus)}]",
+            f"domain = {text(DOMAIN)}",
+            f"capacity = {place.capacity:g}",
+            f"standby = {'true' if place.standby else 'false'}",
+        ]
+    private(folder / "controller.toml", "\n".join(lines) + "\n")
+    told |= {"agent.snapshot": f"5s → {SNAPSHOT}", "agent probes' interval": f"5s → {PROBE}"}
+    told |= {"controller.watch": f"2s → {WATCH}", "controller.tick": f"500ms → {TICK}"}
+    return told

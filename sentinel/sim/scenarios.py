@@ -1,0 +1,253 @@
+"""The scripted faults: what each does to the rack, and what must then hold.
+
+This module exists so that a scenario is a table entry with a short script. What always holds: a script touches the rack only
+through the stage's handles, waits only through its story, and states what it expects in sentences; whether they held is for
+the story to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sentinel.model import Drain, DrainState, Response, WorkerState
+from sentinel.sim.probes import mismatch
+from sentinel.sim.rack import GPUS, NODES, OVERFLOW, PLACES
+from sentinel.sim.story import Story
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    script: Callable[[Story], Awaitable[None]]
+
+
+async def gpu_off_bus(s: Story) -> None:
+    victim, pci = "decode-03", GPUS[1]
+    node = PLACES[victim].nodes[0]
+    await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 10)
+    s.timeline.inject(f"{node}/gpu@{pci} falls off the bus; {victim}, a TP4 group, stands still without it")
+    await s.stage.freeze(victim)
+    await s.stage.set_gpu(node, pci, lost=True)
+    await s.stage.worker_host("break", victim, f"CUDA error: {node}/gpu@{pci} is lost")
+    await s.stage.inject_kernel_line(node, xid(pci, 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."))
+    left = await s.until(lambda: s.state(victim) is WorkerState.OUT)
+    killed = await s.until(lambda: s.drain_of(victim, DrainState.OUT) is not None)
+    paged = await s.until(lambda: bool(s.pages()))
+    overflow = await s.until(lambda: s.timeline.first("overflow serves") is not None, 15)
+    await s.flow(3)
+    s.expect(f"{victim} left the rotation", left and s.state(victim) is WorkerState.OUT, _ms(s, "out of rotation"))
+    s.expect(f"{victim} was evicted and stays out", killed and await _stopped(s, victim), _responses(s))
+    _only(s, {victim})
+    s.expect("the overflow pool takes load", overflow, _ms(s, "overflow serves"))
+    s.expect("one critical page", paged and [_severity(p) for p in s.pages()] == ["critical"], _pages(s))
+    _fails_only_on(s, victim)
+    _served_on(s)
+
+
+async def row_remap_pending(s: Story) -> None:
+    victim, pci = "decode-05", GPUS[2]
+    node = PLACES[victim].nodes[0]
+    await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 10)
+    s.timeline.inject(f"{node}/gpu@{pci}: the driver says that a row remap is pending")
+    await s.stage.set_gpu(node, pci, rows_pending=True, rows_uncorrected=1)
+    left = await s.until(lambda: s.state(victim) is WorkerState.OUT)
+    back = await s.until(lambda: s.drain_of(victim, DrainState.DONE) is not None and s.active(victim), 40)
+    served = await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 15)
+    drain = s.drain_of(victim)
+    s.expect(f"{victim} left the rotation", left, _ms(s, "out of rotation"))
+    s.expect("it was drained, not evicted", bool(drain) and drain.response is Response.DRAIN, _responses(s))
+    s.expect("the GPU was reset and the worker verified", _told(drain, "repairing", "verified"), _ms(s, "repaired"))
+    s.expect(f"{victim} is back and takes requests", back and served, _ms(s, "back"))
+    _only(s, {victim})
+    _none_fails(s)
+    s.expect("nobody was paged", not s.pages(), _pages(s))
+    _served_on(s)
+
+
+async def app_fault(s: Story) -> None:
+    faults = (
+        ("t05", GPUS[0], xid(GPUS[0], 13, "pid=4711, name=python3, Graphics SM Warp Exception on (GPC 2, TPC 1, SM 0): Misaligned Address")),
+        ("t08", GPUS[1], xid(GPUS[1], 31, "pid=4712, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS "
+                                          "GPC1 GPCCLIENT_T1_0 faulted @ 0x7f42_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE")),
+        ("t11", GPUS[3], xid(GPUS[3], 43, "pid=4713, name=python3, channel 0x00000010")),
+    )  # fmt: skip
+    s.timeline.inject("an application makes Xid 13 on t05, 31 on t08 and 43 on t11")
+    for node, _, line in faults:
+        await s.stage.inject_kernel_line(node, line)
+    wanted = {f"{node}/gpu@{pci}" for node, pci, _ in faults}
+
+    def on_record() -> set[str]:
+        return {str(f.component) for i in s.new_incidents() for f in i.findings} & wanted
+
+    recorded = await s.until(lambda: on_record() == wanted, 15)
+    await s.flow(6)
+    s.expect("all three are on record", recorded, ", ".join(sorted(on_record())) or "nothing")
+    s.expect("each is judged an application's fault", {i.fault for i in s.new_incidents()} == {"app-fault"}, _faults(s))
+    _only(s, set())
+    s.expect("every worker stays in rotation", all(s.active(p.name) for p in PLACES.values() if not p.standby))
+    s.expect("nobody was paged", not s.pages(), _pages(s))
+    _none_fails(s)
+    _served_on(s)
+
+
+async def engine_frozen(s: Story) -> None:
+    victim = "decode-02"
+    await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 10)
+    s.timeline.inject(f"{victim}: the engine hangs with {s.stage.traffic.flowing(victim)} streams running; /health stays green")
+    await s.stage.freeze(victim)
+    left = await s.until(lambda: s.state(victim) is WorkerState.OUT)
+    back = await s.until(lambda: s.drain_of(victim, DrainState.DONE) is not None and s.active(victim), 40)
+    served = await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 15)
+    found = [f for i in s.new_incidents("engine-frozen") for f in i.findings if f.check == "worker.frozen"]
+    host = (await s.stage.worker_host("list"))["workers"][victim]
+    s.expect("found as a frozen engine", bool(found), found[0].summary if found else _faults(s))
+    s.expect(f"{victim} left the rotation", left, _ms(s, "out of rotation"))
+    s.expect("it was evicted and restarted", host["starts"] == 2 and _is(s, victim, Response.EVICT), f"{host['starts']} starts; {_responses(s)}")
+    s.expect(f"{victim} is back and takes requests", back and served, _ms(s, "back"))
+    _only(s, {victim})
+    _fails_only_on(s, victim)
+    _served_on(s)
+
+
+async def agent_silent(s: Story) -> None:
+    node = "t08"
+    worker = next(p.name for p in PLACES.values() if node in p.nodes)
+    s.timeline.inject(f"{node}: the agent dies; {worker} serves on")
+    await s.stage.silence_agent(node)
+    paged = await s.until(lambda: bool(s.pages()), 30)
+    kept = all(s.active(p.name) for p in PLACES.values() if not p.standby)
+    await s.flow(1)
+    s.timeline.mark("agent returns", f"{node}: the agent runs again")
+    await s.stage.revive_agent(node)
+    over = await s.until(lambda: bool(s.pages("resolve")) and all(i.closed_at for i in s.new_incidents("agent-silent")), 20)
+    urgencies = [_severity(p) for p in s.pages()]
+    s.expect("one page of low urgency", paged and urgencies in (["warning"], ["info"]), _pages(s))
+    s.expect("it names the silent agent", [i.fault for i in s.new_incidents()] == ["agent-silent"], _faults(s))
+    _only(s, set())
+    s.expect("every worker stayed in rotation", kept and all(s.active(p.name) for p in PLACES.values() if not p.standby))
+    s.expect("the return was noticed: incident closed, page resolved", over, _ms(s, "closed"))
+    _none_fails(s)
+    _served_on(s)
+
+
+async def driver_upgrade(s: Story) -> None:
+    nodes = NODES[: len(NODES) // 2]
+    s.timeline.inject(f"a driver upgrade without a reboot rolls over {nodes[0]}…{nodes[-1]}: library and driver no longer match")
+    for node in nodes:
+        await s.stage.set_driver(node, **mismatch())
+        await s.flow(0.6)
+    seen = await s.until(lambda: len(_reporters(s)) == len(nodes), 20)
+    paged = await s.until(lambda: bool(s.pages()), 20)
+    await s.flow(4)
+    systemic = [i for i in s.new_incidents() if i.culprit == "fleet"]
+    s.expect("every node's mismatch was noticed", seen, f"{len(_reporters(s))} of {len(nodes)} nodes")
+    s.expect("one systemic incident", len(systemic) == 1 and all(i.closed_at or i.merged_into or i in systemic for i in s.new_incidents()),
+             _faults(s))  # fmt: skip
+    s.expect("one page for all of them", paged and len(s.pages()) == 1, _pages(s))
+    _only(s, set())
+    s.expect("every worker stays in rotation", all(s.active(p.name) for p in PLACES.values() if not p.standby))
+    _none_fails(s)
+    _served_on(s)
+
+
+SCENARIOS = {
+    s.name: s
+    for s in (
+        Scenario("gpu-off-bus", "Xid 79 on one GPU of a decoder: evict, overflow takes the load, page", gpu_off_bus),
+        Scenario("row-remap-pending", "a row remap is pending: drain, reset, verify, return; no request fails", row_remap_pending),
+        Scenario("app-fault", "Xid 13, 31 and 43 are an application's: on record, nothing drained, nobody paged", app_fault),
+        Scenario("engine-frozen", "an engine hangs behind a green /health: found, evicted, restarted, returned", engine_frozen),
+        Scenario("agent-silent", "an agent dies while its workers serve on: no drain, one page of low urgency", agent_silent),
+        Scenario("driver-upgrade", "half of the nodes report driver/library mismatch: one systemic incident", driver_upgrade),
+    )
+}
+DEFAULT = "gpu-off-bus"
+
+
+def xid(pci: str, code: int, rest: str) -> str:
+    """The kernel line of an Xid on this GPU (its address without the function, as the driver writes it)."""
+    return f"NVRM: Xid (PCI:{pci.rsplit('.', 1)[0]}): {code}, {rest}"
+
+
+# -- expectations that several scenarios share ------------------------------------------------------------------------
+
+
+def _only(s: Story, victims: set[str]) -> None:
+    drained = {d.worker for d in s.new_drains()}
+    name = "nothing was drained" if not victims else f"only {', '.join(sorted(victims))} was taken out"
+    s.expect(name, drained == victims, _responses(s) or "no drain")
+
+
+def _fails_only_on(s: Story, victim: str) -> None:
+    """Streams that had begun on the dead worker may fail: its tokens are gone to the client. Nothing else may."""
+
+    def check() -> tuple[bool, str]:
+        return all(r.failed_on == victim and r.tokens for r in s.failures()), _failures(s)
+
+    s.expect_at_end(f"only streams in the middle of {victim} failed", check)
+
+
+def _none_fails(s: Story) -> None:
+    s.expect_at_end("no request failed", lambda: (not s.failures(), _failures(s)))
+
+
+def _served_on(s: Story) -> None:
+    """Not one expectation is worth anything when no traffic flowed."""
+
+    def check() -> tuple[bool, str]:
+        after = sum(r.ok and r.at > (s.timeline.zero or 0.0) for r in s.stage.traffic.records)
+        return after >= 10, f"{after} requests begun after the fault and answered whole"
+
+    s.expect_at_end("traffic flowed on", check)
+
+
+async def _stopped(s: Story, worker: str) -> bool:
+    await asyncio.sleep(0)
+    return (await s.stage.worker_host("list"))["workers"][worker]["pid"] is None and not s.active(worker)
+
+
+def _is(s: Story, worker: str, response: Response) -> bool:
+    return any(d.worker == worker and d.response is response for d in s.new_drains())
+
+
+def _told(drain: Drain | None, *steps: str) -> bool:
+    return drain is not None and set(steps) <= {step.what for step in drain.history}
+
+
+def _reporters(s: Story) -> set[str]:
+    return {f.component.node for i in s.new_incidents() for f in i.findings} | {
+        f.component.node for i in s.incidents.values() for f in i.findings if f.check.startswith("driver.")
+    }
+
+
+def _severity(page: dict[str, object]) -> str:
+    payload = page.get("payload")
+    return str(payload.get("severity", "")) if isinstance(payload, dict) else ""
+
+
+def _ms(s: Story, what: str) -> str:
+    mark = s.timeline.first(what)
+    return f"{what} after {s.timeline.ms(mark.at):.0f} ms" if mark else f"{what}: never seen"
+
+
+def _responses(s: Story) -> str:
+    return ", ".join(f"{d.worker}: {d.response} ({d.state})" for d in s.new_drains())
+
+
+def _pages(s: Story) -> str:
+    return "; ".join(f"{p['event']} {_severity(p)}".strip() for p in s.stage.pages) or "no page"
+
+
+def _faults(s: Story) -> str:
+    return ", ".join(f"{i.fault} at {i.culprit}" for i in s.new_incidents()) or "no incident"
+
+
+def _failures(s: Story) -> str:
+    failed = s.failures()
+    return "; ".join(r.failed for r in failed[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "") or "no failure"
+
+
+__all__ = ["DEFAULT", "OVERFLOW", "SCENARIOS", "Scenario", "xid"]
