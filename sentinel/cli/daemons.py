@@ -1,0 +1,60 @@
+"""``sentinel agent`` and ``sentinel controller``: the daemons, as systemd starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from sentinel import logs
+from sentinel.config import ConfigError, load
+
+_config = click.option(
+    "--config", "config_path", required=True, type=click.Path(path_type=Path), help="This host's TOML file (sentinel config check)."
+)
+_log = click.option("--log", "style", type=click.Choice(["json", "console"]), help="Form of log lines; a terminal gets console.")
+_level = click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True)
+
+
+@click.command()
+@_config
+@_log
+@_level
+def agent(config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
+    """Watch this node: run the probes, report what they find, carry out allowed actions."""
+    _run("sentinel.agent.daemon", config_path, style, log_level)
+
+
+@click.command()
+@_config
+@_log
+@_level
+def controller(config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
+    """Decide for the fleet: take reports in, drain, reroute, page; one leads, others stand by."""
+    _run("sentinel.controller.daemon", config_path, style, log_level)
+
+
+def _run(module: str, config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
+    """Both daemons are ``async run(settings, config_path) -> exit status``."""
+    logs.configure(style, log_level)
+    try:
+        settings = load(config_path)
+        daemon = importlib.import_module(module)  # late: a wrong file should cost a sentence, not a second of imports
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            status = runner.run(daemon.run(settings, config_path))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(status)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  (a wheel may be missing on a site's platform; asyncio's own loop will do)
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
