@@ -255,6 +255,10 @@ class Drains:
             return
         self.move(drain, "repair", f"{drain.repair.value} of {drain.target}", attempt=drain.attempt + 1)
 
+    def retries(self, drain_id: str) -> bool:
+        """Whether a step of it has had no answer and waits to be tried again."""
+        return drain_id in self._retry_at
+
     def come_back(self, drain: Drain, why: str) -> Drain:
         """From OUT towards rotation: start it if it was stopped, then verify. A hold keeps it out."""
         hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None

@@ -1,0 +1,221 @@
+"""What holds of the decider whatever happens, in whatever order, and whoever leads."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sentinel.decide.decider import Decider
+from sentinel.decide.drain import MOVES
+from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StopWorker
+from sentinel.decide.picture import ENDED
+from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
+from sentinel.testing.decisions import PCIS, World, rack
+
+WORKERS = ["prefill-1", "decode-1", "decode-2", "decode-3", "decode-4", "spill-1", "spill-2"]
+NODES = [f"t{n:02d}" for n in range(1, 9)]
+EVENTS = msgspec.json.Decoder(AnyEvent)
+
+
+class Fleet(RuleBasedStateMachine):
+    """Faults, looks, people, failing effects, passing time and changing leaders, in any order."""
+
+    @initialize(floor=st.sampled_from([0.0, 0.5, 0.75, 1.0]))
+    def begin(self, floor: float) -> None:
+        self.world = World(rack(floor=floor))
+        self.floor = floor
+        self.moves: dict[str, DrainState] = {}
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    @rule(node=st.sampled_from(NODES), gpu=st.integers(0, 3), code=st.sampled_from([13, 31, 43, 45, 48, 79, 95, 119, 149]))
+    def line(self, node: str, gpu: int, code: int) -> None:
+        app = {"severity": Severity.INFO, "suspect": Suspect.APP, "action": Action.RESTART_WORKER}
+        self.world.report(self.world.xid(code, node, gpu, **(app if code in (13, 31, 43, 45) else {})))
+
+    @rule(node=st.sampled_from(NODES), gpu=st.integers(0, 3), present=st.booleans())
+    def remap(self, node: str, gpu: int, present: bool) -> None:
+        where = gpu_component(node, PCIS[gpu])
+        self.world.report(self.world.state("gpu.row_remap_pending", where, present, action=Action.RESET_GPU))
+
+    @rule(worker=st.sampled_from(WORKERS), check=st.sampled_from(["worker.frozen", "worker.unreachable"]), present=st.booleans())
+    def engine(self, worker: str, check: str, present: bool) -> None:
+        node = self.world.decider.p.workers[worker].nodes[0]
+        where = Component(node=node, device=f"worker@{worker}")
+        doubt = {"severity": Severity.FATAL, "suspect": Suspect.APP, "action": Action.RESTART_WORKER, "certainty": 0.95}
+        self.world.report(self.world.state(check, where, present, **doubt))
+
+    @rule(node=st.sampled_from(NODES), present=st.booleans())
+    def mismatch(self, node: str, present: bool) -> None:
+        self.world.report(self.world.mismatch(node, present))
+
+    @rule(worker=st.sampled_from(WORKERS), reachable=st.sampled_from([True, False, None]), load=st.sampled_from([None, 0, 5]))
+    def look(self, worker: str, reachable: bool | None, load: int | None) -> None:
+        self.world.watched(worker, reachable, load)
+
+    @rule(
+        verb=st.sampled_from(["drain", "undrain", "hold", "release"]),
+        whom=st.sampled_from([*WORKERS, *NODES]),
+        keep=st.sampled_from(["in", "out"]),
+    )
+    def person(self, verb: str, whom: str, keep: str) -> None:
+        self.world.ask(verb, whom, keep=keep)
+
+    @rule(seconds=st.sampled_from([1, 7, 40, 700]), silent=st.sets(st.sampled_from(NODES)))
+    def time(self, seconds: int, silent: set[str]) -> None:
+        self.world.pass_time(seconds, step=max(1, seconds // 20), reporting=[n for n in NODES if n not in silent])
+
+    @rule(outcome=st.sampled_from([True, True, False, None]))
+    def effects_go(self, outcome: bool | None) -> None:
+        self.world.outcomes = lambda effect: outcome
+
+    @rule(hold=st.booleans())
+    def effects_wait(self, hold: bool) -> None:
+        self.world.held = lambda effect: hold
+        self.world.settle()
+
+    @rule()
+    def leader_changes(self) -> None:
+        self.world.lead()
+        self.world.pass_time(1)
+
+    # -- what always holds ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def drains_follow_the_table(self) -> None:
+        """Every recorded change of state is a move of the table (or a cancelled standby)."""
+        if not hasattr(self, "world"):
+            return
+        for _, out in self.world.journal:
+            for instruction in out:
+                if isinstance(instruction, Record) and isinstance(instruction.value, Drain):
+                    drain = instruction.value
+                    before = self.moves.get(drain.id)
+                    if before is not None and before is not drain.state and drain.state is not DrainState.CANCELLED:
+                        assert _reachable(before, drain.state), f"{drain.id}: {before} → {drain.state}"
+                    self.moves[drain.id] = drain.state
+        self.world.journal.clear()
+
+    @invariant()
+    def one_open_drain_per_worker(self) -> None:
+        """Two drains never fight over one worker, and every open one says who wants it and why."""
+        if hasattr(self, "world"):
+            open_drains = self.world.decider.p.open_drains()
+            assert len({d.worker for d in open_drains}) == len(open_drains)
+            assert all(d.reason and d.history for d in open_drains)
+
+    @invariant()
+    def doubt_never_crosses_the_floor(self) -> None:
+        """The latest automatic, doubtful drain left at least the floor in service when it was decided."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        decoders = [w for w in p.workers.values() if w.pool == "main" and w.role.value == "decode"]
+        doubtful = [w for w in decoders if (d := p.open_drain(w.name)) and d.doubtful]
+        facts = [w for w in decoders if (d := p.open_drain(w.name)) and not d.doubtful]
+        if doubtful and not facts:
+            assert len(decoders) - len(doubtful) >= self.floor * len(decoders) - 1e-9
+
+    @invariant()
+    def holds_win(self) -> None:
+        """No worker held in has an automatic drain that began during the hold."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for worker in p.workers.values():
+            hold, drain = p.held(worker, "in"), p.open_drain(worker.name)
+            if hold and drain and drain.kind == "drain" and drain.by == "sentinel":
+                assert drain.requested_at <= hold.at
+
+    @invariant()
+    def the_store_is_the_picture(self) -> None:
+        """What is durable equals what the leader believes: a take-over at any moment loses nothing."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for kind, mine in (("drain", p.drains), ("incident", p.incidents), ("hold", p.holds)):
+            assert {k: v for (kd, k), v in self.world.store.items() if kd == kind} == mine
+        assert set(self.world.pending) == p.outstanding
+
+    @invariant()
+    def open_drains_are_alive(self) -> None:
+        """After a tick a drain waits for an effect, a person, a hold or a proof; never for nothing."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for drain in p.open_drains():
+            waiting = any(i.startswith(f"{drain.id}/") for i in p.outstanding)
+            parked = drain.state in (DrainState.OUT, DrainState.VERIFYING)
+            retrying = self.world.decider.drains.retries(drain.id)
+            assert waiting or parked or retrying or self.world.now == drain.since, drain
+
+    @invariant()
+    def pages_come_once(self) -> None:
+        """Per incident at most one trigger and one resolve, the resolve never first."""
+        if not hasattr(self, "world"):
+            return
+        for incident in self.world.incidents():
+            events = [page.event for page in self.world.pages if page.id.startswith(f"{incident.id}/")]
+            assert events.count("trigger") <= 1
+            assert events.count("resolve") <= 1
+
+    @invariant()
+    def nothing_serves_that_was_taken_out(self) -> None:
+        """The published table agrees with the drains."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for worker in p.workers.values():
+            drain = p.open_drain(worker.name)
+            if drain and drain.kind == "drain" and drain.state not in ENDED:
+                assert self.world.state_of(worker.name) is not WorkerState.ACTIVE
+
+
+def _reachable(before: DrainState, after: DrainState) -> bool:
+    """Whether a few moves within one batch lead from one state to the other."""
+    frontier, seen = {before}, {before}
+    while frontier:
+        frontier = {to for (start, _), to in MOVES.items() if start in frontier} - seen
+        seen |= frontier
+    return after in seen
+
+
+Fleet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestFleet = Fleet.TestCase
+
+
+def test_replaying_the_journal_gives_the_same_decisions() -> None:
+    """Events written down as JSON and fed to a fresh decider give byte for byte the same instructions."""
+    w = World()
+    w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+    w.report(w.state("gpu.row_remap_pending", gpu_component("t04", PCIS[1]), action=Action.RESET_GPU))
+    w.pass_time(40, reporting=NODES[:6])
+    w.ask("undrain", "decode-1")
+    w.pass_time(10)
+    again = Decider(w.policy)
+    for event, out in w.journal:
+        replayed: list[AnyInstruction] = again.handle(EVENTS.decode(msgspec.json.encode(event)))
+        assert msgspec.json.encode(replayed) == msgspec.json.encode(out)
+
+
+def test_no_effect_on_a_worker_before_it_left_rotation() -> None:
+    """No worker is stopped or reset by sentinel while the published table still sends it traffic."""
+    w = World()
+    carry = w._carry_out
+
+    def checked(effect) -> None:
+        if isinstance(effect, StopWorker) or (isinstance(effect, Repair) and effect.action is Action.RESET_GPU):
+            name = effect.worker if isinstance(effect, StopWorker) else w.decider.p.drains[effect.id.split("/")[0]].worker
+            assert w.state_of(name) is not WorkerState.ACTIVE
+        if isinstance(effect, Reroute):
+            drain = w.drain_of(effect.worker)
+            assert drain is not None and (drain.verified or drain.response is Response.DRAIN)
+        carry(effect)
+
+    w._carry_out = checked  # type: ignore[method-assign]
+    for gpu in range(4):
+        w.report(w.state("gpu.row_remap_pending", gpu_component(f"t0{3 + gpu}", PCIS[gpu]), action=Action.RESET_GPU))
+        w.pass_time(3)
+    assert w.did(StopWorker)
