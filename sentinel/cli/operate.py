@@ -1,0 +1,332 @@
+"""The operator's commands: look at the fleet, and have the last word about it.
+
+This module exists so that whoever is woken at 3 a.m. can see what sentinel did and why, and overrule it, with one line. What
+always holds:
+
+* It starts fast: only the standard library until there is something to draw.
+* Every failure is one sentence. Exit status: 0 done, 1 refused or failed, 2 the command line is wrong, 3 no leader reached.
+* What comes from the network is shown without its control characters, and never read as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sentinel.cli.leader import Leader, NoLeader, Refused
+from sentinel.durations import parse_duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAST_WAITING = ("out", "repairing", "starting", "verifying", "returning", "done")
+NODES_SHOWN = 40  # past that only those with something to say
+SILENT = 15.0  # seconds without a report that are worth showing: three snapshots missed
+POLL = 0.3  # seconds between two looks at a drain that is waited for
+PATIENCE = 60.0  # seconds without a leader that --wait bears: a standby takes over within two lease periods
+
+
+class DurationType(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return float(parse_duration(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = DurationType()
+
+
+def talks(command: F) -> F:
+    """The options of every command that speaks to the controllers; hands over ``leader``."""
+
+    def wrapped(controller: tuple[str, ...], token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
+        return command(leader=Leader(controller, token_file, ca_file), **rest)
+
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__click_params__ = list(getattr(command, "__click_params__", []))  # type: ignore[attr-defined]
+    for option in (
+        click.option("--ca-file", envvar="SENTINEL_CA_FILE", type=click.Path(path_type=Path), help="Trust for https controllers."),
+        click.option("--token-file", envvar="SENTINEL_TOKEN_FILE", type=click.Path(path_type=Path), help="Holds your token."),
+        click.option(
+            "--controller", envvar="SENTINEL_CONTROLLER", multiple=True, default=("http://127.0.0.1:9455",), show_default=True,
+            help="Base URL of a controller; give it once for each.",
+        ),
+    ):  # fmt: skip
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the controller's answer as JSON.")
+
+
+@click.command()
+@as_json
+@talks
+def status(*, leader: Leader, as_json: bool) -> None:
+    """Show who leads, nodes, workers, drains, open incidents and holds."""
+    told = leader.get("/v1/status")
+    if as_json:
+        _print_json(told)
+    else:
+        _draw_status(told)
+
+
+@click.command()
+@click.option("--open", "only_open", is_flag=True, help="Only those that are not over.")
+@as_json
+@talks
+def incidents(*, leader: Leader, only_open: bool, as_json: bool) -> None:
+    """List incidents, newest first."""
+    told = [i for i in leader.get("/v1/incidents") if not only_open or i.get("closed_at") is None]
+    if as_json:
+        _print_json(told)
+        return
+    _draw(
+        f"{len(told)} incidents", ("incident", "fault", "culprit", "opened", "state", "summary"),
+        ((i["id"], i["fault"], i["culprit"], _ago(i["opened_at"]), _incident_state(i), i.get("summary", "")) for i in told),
+    )  # fmt: skip
+
+
+@click.command()
+@click.argument("target")
+@as_json
+@talks
+def explain(*, leader: Leader, target: str, as_json: bool) -> None:
+    """Tell the chain from raw line to action for a node, a worker or an incident."""
+    told = leader.get("/v1/explain/" + _quoted(target))
+    if as_json:
+        _print_json(told)
+        return
+    if told.get("now"):
+        click.echo(_clean(told["now"]))
+    for hold in told.get("holds", ()):
+        click.echo(_clean(f"held {hold['keep']} by {hold['by']}: {hold['reason']}"))
+    for incident in told.get("incidents", ()):
+        for finding in incident.get("findings", ()):
+            for line in finding.get("evidence", ()):
+                click.echo(_clean(f"  | {line}"))
+    steps = told.get("steps", ())
+    if not steps:
+        click.echo("nothing was ever decided about it")
+        return
+    _draw(
+        "", ("when", "of", "what", "why", "rule", "event"),
+        ((_clock(s["at"]), s.get("of", ""), s["what"], s.get("why", ""), s.get("rule", ""), s.get("cause", "")) for s in steps),
+    )  # fmt: skip
+
+
+@click.command()
+@click.argument("target")
+@click.option("--reason", required=True, help="What the next person on call will read.")
+@click.option("--deadline", type=DURATION, help='For requests in flight: "90s", "2m".')
+@click.option("--wait", is_flag=True, help="Return when it is out of service.")
+@as_json
+@talks
+def drain(*, leader: Leader, target: str, reason: str, deadline: float | None, wait: bool, as_json: bool) -> None:
+    """Take a worker, or all workers on a node or GPU, out of service until somebody says undrain."""
+    told = leader.post("/v1/ask", {"verb": "drain", "target": target, "reason": reason, "deadline_s": deadline})
+    drains = told["drains"]
+    if not wait:
+        _answer(told, as_json, f"{target}: nothing to drain there" if not drains else "")
+        return
+    ended = [_wait(leader, d, quiet=as_json) for d in drains]
+    if as_json:
+        _print_json({**told, "drains": ended})
+    elif not ended:
+        click.echo(_clean(f"{target}: nothing to drain there"))
+    failed = [d for d in ended if _state(d) not in PAST_WAITING]
+    if failed:
+        raise Refused(f"{', '.join(d['worker'] for d in failed)}: the drain was cancelled")
+
+
+@click.command()
+@click.argument("target")
+@click.option("--reason", required=True, help="What the next person on call will read.")
+@as_json
+@talks
+def undrain(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
+    """Bring what was drained back: start it where it was stopped, verify it, give it traffic."""
+    told = leader.post("/v1/ask", {"verb": "undrain", "target": target, "reason": reason})
+    _answer(told, as_json, f"{target}: nothing is drained there" if not told["drains"] else "")
+
+
+@click.command()
+@click.argument("target")
+@click.option("--in", "keep", flag_value="in", help="sentinel must not take it out.")
+@click.option("--out", "keep", flag_value="out", help="Take it out, and sentinel must not put it back.")
+@click.option("--reason", required=True, help="What the next person on call will read.")
+@click.option("--for", "lasts", type=DURATION, help='How long: "30m", "2h". Without it: until release.')
+@as_json
+@talks
+def hold(*, leader: Leader, target: str, keep: str | None, reason: str, lasts: float | None, as_json: bool) -> None:
+    """Overrule sentinel about a worker, node or GPU until it is released or the time is over."""
+    if keep is None:
+        raise click.UsageError("wanted --in or --out: which way is it held?")
+    until = time.time() + lasts if lasts is not None else None
+    told = leader.post("/v1/ask", {"verb": "hold", "target": target, "reason": reason, "keep": keep, "until": until})
+    _answer(told, as_json, f"{target} is held {keep}" + (f" until {_clock(until)}" if until else " until it is released"))
+
+
+@click.command()
+@click.argument("target")
+@click.option("--reason", default="", help="What the next person on call will read.")
+@as_json
+@talks
+def release(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
+    """Lift a hold."""
+    told = leader.post("/v1/ask", {"verb": "release", "target": target, "reason": reason})
+    _answer(told, as_json, f"{target} is held no more")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _wait(leader: Leader, drain: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Follow one drain until it is out; a change of leader in between is waited for."""
+    shown = ""
+    lost_at: float | None = None
+    while True:
+        if not quiet and _state(drain) != shown:
+            shown = _state(drain)
+            click.echo(_clean(f"{drain['worker']}: {shown}"))
+        if _state(drain) in (*PAST_WAITING, "cancelled"):
+            return drain
+        time.sleep(POLL)
+        try:
+            drain = leader.get("/v1/drains/" + _quoted(drain["id"]))
+            lost_at = None
+        except NoLeader:
+            lost_at = lost_at or time.monotonic()
+            if time.monotonic() - lost_at > PATIENCE:
+                raise
+
+
+def _state(drain: dict[str, Any]) -> str:
+    return str(drain.get("state", "requested"))  # values that are their default are left out of the answer
+
+
+def _answer(told: dict[str, Any], as_json: bool, sentence: str) -> None:
+    if as_json:
+        _print_json(told)
+        return
+    for d in told["drains"]:
+        click.echo(_clean(f"{d['worker']}: {_state(d)} ({d['id']})"))
+    if sentence:
+        click.echo(_clean(sentence))
+
+
+def _draw_status(told: dict[str, Any]) -> None:
+    leader = told.get("leader") or {}
+    click.echo(_clean(f"leader {leader.get('name', '?')} at {leader.get('url', '?')}, epoch {leader.get('epoch', '?')}"))
+    nodes = told.get("nodes", ())
+    shown = nodes if len(nodes) <= NODES_SHOWN else [n for n in nodes if _notable(n)]
+    few = f"; the {len(shown)} with something to say are shown" if len(shown) < len(nodes) else ""
+    _draw(
+        f"{len(nodes)} nodes{few}", ("node", "last report", "found", "clock"),
+        ((n["node"], _age(n.get("last_report_s")), ", ".join(n.get("present", ())), n.get("clock", "")) for n in shown),
+    )  # fmt: skip
+    workers = sorted(told.get("workers", ()), key=lambda w: (w["pool"], w["role"], w["worker"]))
+    _draw(
+        f"{len(workers)} workers", ("pool", "role", "worker", "state", "answers", "drain", "why"),
+        (
+            (w["pool"], w["role"], w["worker"], w["state"], _yes(w.get("reachable")), w.get("drain_state") or "", w.get("why", ""))
+            for w in workers
+        ),
+    )  # fmt: skip
+    for pool in told.get("pools", ()):
+        ready = ", ".join(f"{role} {r['ready']:g} of {r['total']:g}" for role, r in pool.get("roles", {}).items())
+        weight = f", weight {pool['weight']:g}" if pool.get("weight") is not None else ""
+        click.echo(_clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}"))
+    _draw(
+        "drains", ("drain", "worker", "state", "since", "by", "reason"),
+        (
+            (d["id"], d["worker"], _state(d), _ago(d.get("since", d["requested_at"])), d.get("by", "sentinel"), d["reason"])
+            for d in told.get("drains", ())
+        ),
+    )  # fmt: skip
+    _draw(
+        "open incidents", ("incident", "fault", "culprit", "opened", "paged", "summary"),
+        (
+            (i["id"], i["fault"], i["culprit"], _ago(i["opened_at"]), i.get("paged", ""), i.get("summary", ""))
+            for i in told.get("incidents", ())
+        ),
+    )  # fmt: skip
+    _draw(
+        "holds", ("target", "keep", "by", "until", "reason"),
+        ((h["target"], h["keep"], h["by"], _clock(h.get("until")) or "released", h["reason"]) for h in told.get("holds", ())),
+    )  # fmt: skip
+
+
+def _notable(node: dict[str, Any]) -> bool:
+    age = node.get("last_report_s")
+    return age is None or age > SILENT or bool(node.get("clock") or node.get("present"))
+
+
+def _draw(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """One table; nothing at all when it has no rows."""
+    from rich.console import Console  # noqa: PLC0415  (slow to import, and not needed for most answers)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    drawn = [[Text(_clean(cell)) for cell in row] for row in rows]
+    if not drawn:
+        return
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in drawn:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=240)  # a pipe has no width; cutting what grep looks for would be worse than long lines
+    console.print(table)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote  # noqa: PLC0415
+
+    return quote(text, safe="/@:")
+
+
+def _clean(text: Any) -> str:
+    return "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in str(text))
+
+
+def _clock(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _ago(at: float | None) -> str:
+    return "" if at is None else _age(max(time.time() - at, 0.0)) + " ago"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "not known"}[value]
+
+
+def _incident_state(incident: dict[str, Any]) -> str:
+    if incident.get("merged_into"):
+        return f"merged into {incident['merged_into']}"
+    return "open" if incident.get("closed_at") is None else f"over {_ago(incident['closed_at'])}"

@@ -1,0 +1,222 @@
+"""The one task that owns the decider: events in, decisions made durable, and only then acknowledged and acted upon.
+
+This module exists so that order and durability are argued in one place. What always holds:
+
+* Only ``run`` calls the decider, one event after the other; nothing else of the program touches it but to read.
+* What a batch decided is one fenced commit. Until it is durable no future is resolved and no effect begins.
+* StoreError (could not tell) repeats the *same* commit while our lease can still be valid; False (lost) ends this leadership.
+* A batch is what is already queued and nothing is waited for, so that a lone kernel line is decided at once.
+* An event the decider fails on is journaled, counted and answered with an error; it takes nothing else down with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from sentinel.controller.journal import Entry, Journal
+from sentinel.controller.ledger import Ledger
+from sentinel.controller.metrics import Metrics
+from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Effect, Forget, Record, Reported
+from sentinel.model import Routes
+from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError
+
+log = structlog.get_logger(__name__)
+
+BATCH = 256  # events: bounds the commit's size and how long the loop is held without a breath
+BACKOFF = (0.02, 0.05, 0.1, 0.25, 0.5)  # seconds between two tries of one commit; the last one repeats
+
+
+class Decides(Protocol):
+    """All that the shell knows of the decider."""
+
+    def handle(self, event: AnyEvent) -> list[AnyInstruction]: ...
+
+    def explain(self, target: str) -> dict[str, Any]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class Durable(Protocol):
+    """All that a leadership knows of the store (``Store.decisions``)."""
+
+    async def commit(self, epoch: int, changes: Sequence[Change]) -> bool: ...
+
+    async def load(self) -> Stored: ...
+
+
+class SteppedDown(Exception):
+    """This controller does not lead (any more); what was submitted took no durable effect that this one knows of."""
+
+
+class Busy(Exception):
+    """The queue is full; come back in a moment."""
+
+
+class DeciderFailed(Exception):
+    """The decider raised on this event: a bug, and the event is in the journal."""
+
+
+@dataclass(slots=True)
+class _Item:
+    event: AnyEvent
+    future: asyncio.Future[list[AnyInstruction]]
+    queued: float
+    instructions: list[AnyInstruction] = field(default_factory=list)
+    error: str = ""
+
+
+class Core:
+    """One leadership's core. ``valid`` says whether the lease can still be ours; ``begin`` starts effects."""
+
+    def __init__(
+        self,
+        *,
+        decider: Decides,
+        store: Durable,
+        epoch: int,
+        valid: Callable[[], bool],
+        ledger: Ledger,
+        journal: Journal,
+        metrics: Metrics,
+        begin: Callable[[Sequence[AnyEffect]], None],
+        capacity: int = 4096,
+    ) -> None:
+        self.decider = decider
+        self._store, self._epoch, self._valid = store, epoch, valid
+        self._ledger, self._journal, self._metrics, self._begin = ledger, journal, metrics, begin
+        self._capacity = capacity
+        self._queue: deque[_Item] = deque()
+        self._batch: list[_Item] = []
+        self._more = asyncio.Event()
+        self._ended = False
+        self._turn_began: float | None = None
+
+    def stuck_for(self) -> float:
+        """Seconds since the batch that is under way began; 0 when there is none."""
+        return 0.0 if self._turn_began is None else time.monotonic() - self._turn_began
+
+    @property
+    def backlog(self) -> int:
+        return len(self._queue)
+
+    def submit(self, event: AnyEvent) -> asyncio.Future[list[AnyInstruction]]:
+        """Queue one event. The future resolves to its instructions once they are durable.
+
+        Raises SteppedDown, or Busy for a report when the queue is full (the shell's own events always fit: there are only
+        as many of them as there are effects, workers and ticks). The future may fail with SteppedDown or DeciderFailed.
+        """
+        if self._ended:
+            raise SteppedDown
+        if isinstance(event, Reported) and len(self._queue) >= self._capacity:
+            raise Busy
+        future: asyncio.Future[list[AnyInstruction]] = asyncio.get_running_loop().create_future()
+        # Whoever asked may have hung up; a failure nobody waits for any more is not an error.
+        future.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self._queue.append(_Item(event, future, time.perf_counter()))
+        self._more.set()
+        return future
+
+    async def run(self) -> None:
+        """Work until the leadership ends. Raises SteppedDown then; cancelling it ends it too."""
+        try:
+            while True:
+                await self._more.wait()
+                self._more.clear()
+                while self._queue:
+                    self._turn_began = time.monotonic()
+                    await self._turn()
+                    self._turn_began = None
+                    await asyncio.sleep(0)  # let the answers go out between two batches
+        finally:
+            self._ended = True
+            for item in (*self._batch, *self._queue):
+                if not item.future.done():
+                    item.future.set_exception(SteppedDown())
+            self._queue.clear()
+
+    async def _turn(self) -> None:
+        batch = self._batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
+        for item in batch:
+            self._handle(item)
+        changes = changes_of([(i.event, i.instructions) for i in batch if not i.error])
+        if changes:
+            await self._commit(changes)
+        elif not self._valid():
+            # Nothing to write, but a report that is judged by a leader of yesterday must not be taken off its agent.
+            raise SteppedDown
+        self._journal.write([Entry(event=i.event, instructions=tuple(i.instructions), error=i.error) for i in batch])
+        for item in batch:
+            if not item.error:
+                for ended in self._ledger.apply(item.event, item.instructions):
+                    self._metrics.drains.labels(ended.response.value, ended.state.value).inc()
+        now = time.perf_counter()
+        for item in batch:
+            self._metrics.decision.observe(now - item.queued)
+            if item.future.done():
+                continue
+            if item.error:
+                item.future.set_exception(DeciderFailed(item.error))
+            else:
+                item.future.set_result(item.instructions)
+        self._batch = []
+        effects = [n for i in batch for n in i.instructions if isinstance(n, Effect)]
+        if effects:
+            self._begin(effects)
+
+    def _handle(self, item: _Item) -> None:
+        try:
+            item.instructions = self.decider.handle(item.event)
+        except Exception as error:
+            item.error = f"{type(error).__name__}: {error}"
+            self._metrics.decider_errors.inc()
+            log.exception("the decider failed on an event: a bug in sentinel; the event is in the journal", event_id=item.event.id)
+
+    async def _commit(self, changes: Sequence[Change]) -> None:
+        tries = 0
+        while self._valid():
+            try:
+                if await self._store.commit(self._epoch, changes):
+                    return
+            except StoreError as error:
+                self._metrics.store_errors.inc()
+                if tries == 0:
+                    log.warning("a commit could not be told done; it is tried again", error=str(error), epoch=self._epoch)
+                await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
+                tries += 1
+            else:
+                log.warning("another controller leads now; this one steps down", epoch=self._epoch)
+                raise SteppedDown
+        log.warning("the lease ran out before a commit was done; this controller steps down", epoch=self._epoch)
+        raise SteppedDown
+
+
+def changes_of(batch: Sequence[tuple[AnyEvent, Sequence[AnyInstruction]]]) -> list[Change]:
+    """One batch's decisions as store changes, the last word on each key only."""
+    last: dict[tuple[str, str], Change] = {}
+
+    def note(kind: str, key: str, change: Change) -> None:
+        last.pop((kind, key), None)  # a later word goes to the end: the order of decisions is kept
+        last[kind, key] = change
+
+    for event, instructions in batch:
+        if isinstance(event, Done):
+            note("pending", event.instruction, Drop("pending", event.instruction))
+        for n in instructions:
+            if isinstance(n, Record):
+                if isinstance(n.value, Routes):
+                    note("routes", "", PublishRoutes(n.value))
+                elif n.kind != "routes":
+                    note(n.kind, n.key, Put(n.kind, n.key, n.value))
+            elif isinstance(n, Forget):
+                note(n.kind, n.key, Drop(n.kind, n.key))
+            else:
+                note("pending", n.id, Put("pending", n.id, n))
+    return list(last.values())
+

@@ -1,0 +1,130 @@
+"""What is decided and durable, as the API and the metrics show it.
+
+This module exists so that nobody outside sees a decision before it is durable: the decider runs ahead of the store by one
+batch, this ledger does not. What always holds:
+
+* It changes only by what was loaded from the store or by a commit that succeeded.
+* Its values are the model's own nouns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
+from sentinel.model import Component, Drain, DrainState, Fleet, Hold, Incident, Routes, Worker, WorkerState
+from sentinel.store import Stored
+
+log = structlog.get_logger(__name__)
+
+_effect = msgspec.json.Decoder(AnyEffect)
+
+OVER = (DrainState.DONE, DrainState.CANCELLED)
+
+
+class Ledger:
+    """The durable decisions of this leadership, and the configured fleet they are about."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.incidents: dict[str, Incident] = {}
+        self.drains: dict[str, Drain] = {}
+        self.holds: dict[str, Hold] = {}
+        self.pending: dict[str, AnyEffect] = {}
+        self.routes: Routes | None = None
+        self.load_fleet(fleet)
+
+    def load_fleet(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.workers: dict[str, Worker] = {w.name: w for w in fleet.workers}
+        self.nodes: frozenset[str] = frozenset(fleet.nodes).union(*(w.nodes for w in fleet.workers))
+
+    def restore(self, stored: Stored) -> list[AnyEffect]:
+        """Take what an earlier leader decided. Returns its effects still to be carried out, in the order of decision.
+
+        An effect that cannot be read (written by a newer version) is left where it is, and said loudly.
+        """
+        self.incidents = {i.id: i for i in stored.incidents}
+        self.drains = {d.id: d for d in stored.drains}
+        self.holds = {h.target: h for h in stored.holds}
+        self.routes = stored.routes
+        for key, body in stored.pending.items():
+            try:
+                self.pending[key] = _effect.decode(body)
+            except msgspec.DecodeError as error:
+                log.warning("a pending effect cannot be read (from a newer version?) and stays", effect=key, error=str(error))
+        return list(self.pending.values())
+
+    def apply(self, event: AnyEvent, instructions: Sequence[AnyInstruction]) -> list[Drain]:
+        """Follow one event whose consequences are durable. Returns the drains that ended with it."""
+        ended: list[Drain] = []
+        if isinstance(event, Done):
+            self.pending.pop(event.instruction, None)
+        for n in instructions:
+            match n:
+                case Record(value=Routes() as routes):
+                    self.routes = routes
+                case Record(value=Incident() as incident):
+                    self.incidents[n.key] = incident
+                case Record(value=Hold() as hold):
+                    self.holds[n.key] = hold
+                case Record(value=Drain() as drain):
+                    before = self.drains.get(n.key)
+                    if drain.state in OVER and (before is None or before.state not in OVER):
+                        ended.append(drain)
+                    self.drains[n.key] = drain
+                case Forget():
+                    tables: dict[str, dict[str, Any]] = {"incident": self.incidents, "drain": self.drains, "hold": self.holds}
+                    tables[n.kind].pop(n.key, None)
+                case Record():
+                    raise TypeError(f"no such record: {n.kind} {type(n.value).__name__}")
+                case _:
+                    self.pending[n.id] = n
+        return ended
+
+    def open_incidents(self) -> list[Incident]:
+        return [i for i in self.incidents.values() if i.closed_at is None]
+
+    def open_drains(self) -> list[Drain]:
+        return [d for d in self.drains.values() if d.state not in OVER]
+
+    def states(self) -> dict[str, WorkerState]:
+        """Where each configured worker stands in the published route table; before there is one, where the fleet puts it."""
+        routed = {e.worker: e.state for p in (self.routes.pools if self.routes else ()) for e in p.workers}
+        return {
+            w.name: routed.get(w.name, WorkerState.STANDBY if w.standby else WorkerState.ACTIVE) for w in self.fleet.workers
+        }
+
+    def unknown(self, target: str, seen: Iterable[Component], *, incidents: bool = False) -> str:
+        """"" when the target names a worker, a node, a device that is configured or was reported, or an incident.
+
+        Otherwise one sentence for the person who asked, with the names that come close. ``seen``: what nodes reported.
+        """
+        devices = {str(c) for w in self.fleet.workers for c in w.gpus} | {str(c) for c in seen}
+        names = set(self.workers) | self.nodes
+        if target in names or target in devices:
+            return ""
+        if incidents:
+            if target in self.incidents or target in self.drains:
+                return ""
+            names |= set(self.incidents)
+        if any(d.startswith(target + "/") for d in devices):
+            return ""  # a device whose parts were reported
+        close = difflib.get_close_matches(target, sorted(names | devices), n=3, cutoff=0.5)
+        kinds = "worker, node, device or incident" if incidents else "worker, node or device"
+        hint = f"did you mean {_either(close)}?" if close else f"known are {_some(sorted(self.workers))}"
+        return f"no {kinds} is called {target!r}; {hint}"
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _some(names: Sequence[str]) -> str:
+    if not names:
+        return "no workers at all: the fleet is empty"
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

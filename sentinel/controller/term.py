@@ -1,0 +1,152 @@
+"""One leadership, from taking over to stepping down.
+
+This module exists so that nothing of one leadership leaks into the next: the decider, the queue, the lanes and what nodes
+said are made anew each time and thrown away together. What always holds: the first events are FleetLoaded and Restored; the
+effects that an earlier leader left pending are carried out again after that and before the API answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from sentinel.controller.commands import CommandDesk
+from sentinel.controller.core import BACKOFF, Core, DeciderFailed, Decides, Durable, SteppedDown
+from sentinel.controller.effects import Effects, Pager
+from sentinel.controller.ingest import Ingest
+from sentinel.controller.journal import Journal
+from sentinel.controller.leader import Lease
+from sentinel.controller.ledger import Ledger
+from sentinel.controller.metrics import Metrics
+from sentinel.controller.watch import Watch
+from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, Restored, Tick
+from sentinel.model import Fleet, Worker
+from sentinel.serving import Adapter
+from sentinel.store import Stored, StoreError
+
+log = structlog.get_logger(__name__)
+
+
+class Term:
+    """One leadership. ``decider`` is fresh. Everything outside reads ``ready`` before it asks for anything."""
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        decider: Decides,
+        fleet: Fleet,
+        store: Durable,
+        serving: Adapter,
+        desk: CommandDesk,
+        pager: Pager,
+        journal: Journal,
+        metrics: Metrics,
+        tick: float,
+        watch: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.lease, self.began_at = lease, clock()
+        self.ready = False
+        self.again = False  # set by ``restart``: lead on, under a new epoch
+        self._end = asyncio.Event()
+        self._store, self._tick, self._clock = store, tick, clock
+        numbers = itertools.count(1)
+        self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
+        self.ledger = Ledger(fleet)
+        self._watch = Watch(serving=serving, every=watch, feed=self.feed, new_id=self.new_id, clock=clock)
+        self._effects = Effects(
+            serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.look, done=self.feed,
+            valid=lease.valid, new_id=self.new_id, clock=clock,
+        )
+        self.core = Core(
+            decider=decider, store=store, epoch=lease.epoch, valid=lease.valid, ledger=self.ledger, journal=journal,
+            metrics=metrics, begin=self._effects.begin,
+        )
+        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, clock=clock)
+
+    async def feed(self, event: AnyEvent) -> list[AnyInstruction]:
+        """Submit one event and wait until what it caused is durable."""
+        return await self.core.submit(event)
+
+    async def run(self) -> None:
+        """Lead until the lease is lost, ``restart`` is called, or this is cancelled."""
+        core = asyncio.create_task(self.core.run(), name="core")
+        tasks: list[asyncio.Task[Any]] = [core]
+        try:
+            await self._take_over()
+            tasks += [asyncio.create_task(self._ticks(), name="ticks"), asyncio.create_task(self._end.wait(), name="restart")]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except SteppedDown:
+            pass
+        finally:
+            self.ready = False
+            for task in tasks:
+                task.cancel()
+            await self._effects.close()
+            await self._watch.close()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, SteppedDown):
+                raise end
+
+    def restart(self) -> None:
+        """End this term and begin another from what is durable (the policy changed)."""
+        self.again = True
+        self._end.set()
+
+    async def reload(self, fleet: Fleet) -> None:
+        """Go on with another configured fleet."""
+        self.ledger.load_fleet(fleet)
+        await self.feed(FleetLoaded(id=self.new_id(), at=self._clock(), fleet=fleet))
+        self._watch.follow(fleet.workers)
+
+    def last_reports(self) -> Iterable[tuple[str, float]]:
+        return ((node, heard.at) for node, heard in self.ingest.nodes.items() if heard.at)
+
+    def _worker(self, name: str) -> Worker | None:
+        return self.ledger.workers.get(name)
+
+    async def _take_over(self) -> None:
+        loaded = await self._load()
+        pending = self.ledger.restore(loaded)
+        now = self._clock()
+        fleet = self.core.submit(FleetLoaded(id=self.new_id(), at=now, fleet=self.ledger.fleet))
+        restored = self.core.submit(
+            Restored(
+                id=self.new_id(), at=now, epoch=self.lease.epoch, incidents=tuple(self.ledger.incidents.values()),
+                drains=tuple(self.ledger.drains.values()), holds=tuple(self.ledger.holds.values()), routes=self.ledger.routes,
+                pending=tuple(e.id for e in pending),
+            )
+        )
+        await fleet
+        await restored
+        if pending:
+            log.info("carrying out what an earlier leader left pending", effects=[f"{type(e).__name__} {e.id}" for e in pending])
+        self._effects.begin(pending)
+        self._watch.follow(self.ledger.fleet.workers)
+        self.ready = True
+
+    async def _load(self) -> Stored:
+        for tries in itertools.count():
+            if not self.lease.valid():
+                raise SteppedDown
+            try:
+                return await self._store.load()
+            except StoreError as error:
+                log.warning("what was decided before could not be loaded; it is tried again", error=str(error))
+                await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
+        raise AssertionError  # pragma: no cover
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick)
+            try:
+                await self.feed(Tick(id=self.new_id(), at=self._clock()))
+            except DeciderFailed:
+                continue
