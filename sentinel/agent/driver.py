@@ -78,6 +78,7 @@ class ChildDriver:
         self._opening_since: float | None = None
         self._gpus: dict[int, _Gpu] = {}
         self._addresses: dict[int, str] = {}  # by index, as last seen; survives the child
+        self._count = 0
         self._started_at = float("-inf")
         self._not_before = float("-inf")  # no new child until then
         self._pause = 0.0
@@ -238,9 +239,11 @@ class ChildDriver:
                 self._opening_since = now
         elif "opened" in message:
             self._opened, self._opening_since = message["opened"], None
-            self._gpus = {index: _Gpu(data={}, owed=1, asked_at=now) for index in range(message["opened"]["count"])}
-            if any(index >= len(self._gpus) for index in self._addresses):
-                self._addresses.clear()  # one is gone, so the others have moved up
+            count = message["opened"]["count"]
+            self._gpus = {index: _Gpu(data={}, owed=1, asked_at=now) for index in range(count)}
+            if count != self._count:  # one came or went, so the indices mean other GPUs now
+                self._addresses.clear()
+            self._count = count
         elif "gpu" in message:
             index, data = message["gpu"], message["data"]
             gpu = self._gpus[index]

@@ -1,0 +1,267 @@
+"""What the values of one GPU mean: every threshold in one table, every judgement a small pure function.
+
+This module exists so that a verdict about a GPU can be read, cited and tested without a GPU. What always holds:
+
+* ``None`` yields no finding, neither present nor fine; a value outside what is known goes to a person, never to a repair.
+* A value that one odd sample can fake must repeat before it is said (``run``); rates come from counters between two readings.
+* Memory is plain JSON values, one table per GPU.
+
+Sources: nvml.h by its field and constant names, NVIDIA DCGM 4.6 (DcgmHealthWatch), NVIDIA Health Validation for GB200 ("HV"),
+Azure healthagent; where a number is our own judgement the comment says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from probes.judging import Judge
+from sentinel.model import Action, Component, Severity, Suspect
+
+# -- thresholds ---------------------------------------------------------------------------------------------------------------
+
+HUNG_LIKELY_S, HUNG_SURE_S = 60.0, 180.0  # a GSP call gives up after 45 s (Xid 119, open-gpu-kernel-modules#446); then four of them
+FABRIC_GRACE_S = 300.0  # registration after a boot or reset is normal (DCGM: in progress is WARN); five minutes is our judgement
+FABRIC_RECOVERY_S = 60.0  # DCGM fails a recovery at once; a recovery that ends within a minute needs nobody (judgement)
+MARGIN_HOT_C, MARGIN_COOL_C = 0, 5  # T.limit headroom: <= 0 is throttling (nvml.h); 5 °C of hysteresis (judgement)
+SLOWDOWN_MASK = 0xE8  # HW slowdown, SW and HW thermal, power brake (Azure healthagent); power capping is normal under load
+SLOWDOWN_SHARE, SLOWDOWN_RUN = 0.10, 3  # of the time between two readings, or that many samples in a row (judgement)
+POWER_MOST_MW, POWER_LEAST_MW, POWER_RUN = 1_500_000, 65_000, 3  # HV: 65..1500 W on GB200; one odd sample is transient
+ROWS_MOST = 512  # uncorrectable remaps: DCGM fails above
+PCIE_RUN, PCIE_LOAD_PERCENT = 3, 50  # links train down when idle, so generation counts under load only (judgement)
+NVL72_LINKS = 18  # NVLinks of a GB200/GB300 GPU, all to switches (HV expected_link_count)
+LINK_INACTIVE, LINK_DISABLED = 0, 3  # nvml.h NVML_NVLINK_STATE_*; 1 active and 2 sleep are healthy
+
+# NVML code of a GPU that does not answer → how sure it is that the GPU is gone (15 GpuIsLost, 28 GpuNotFound, 999 Unknown:
+# "Unable to determine the device handle" is what a GPU off the bus looked like in the field, and also a lost cgroup).
+GONE = {15: 1.0, 28: 0.9, 999: 0.7}
+RESET_REQUIRED = 16
+
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (230): nvml.h names; actions of 1, 2, 4 as DCGM and Azure take them, 3 and 5 by what the
+# driver's source says clears them, 6 and 7 our judgement.
+RECOVERY: dict[int, tuple[str, Severity, Action, Suspect]] = {
+    1: ("a GPU reset", Severity.FATAL, Action.RESET_GPU, Suspect.SELF),
+    2: ("a reboot of the node", Severity.FATAL, Action.REBOOT_NODE, Suspect.SELF),
+    3: ("peer-to-peer work to be drained", Severity.WARNING, Action.RESTART_WORKER, Suspect.PEER),
+    4: ("a drain and then a reset", Severity.FATAL, Action.RESET_GPU, Suspect.SELF),
+    5: ("the IMEX domain to be recovered", Severity.WARNING, Action.RESTART_IMEX, Suspect.SELF),
+    6: ("a bus reset", Severity.FATAL, Action.REBOOT_NODE, Suspect.SELF),
+    7: ("the system to be power cycled", Severity.FATAL, Action.POWER_CYCLE, Suspect.SELF),
+}
+
+# nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*: name → (shift, bad value). Two bits each; 0 is "not reported", never "false".
+HEALTH_BAD = {"degraded_bandwidth": (0, 1), "route_unhealthy": (4, 1), "partition_unassigned": (12, 2)}
+HEALTH_RECOVERING = {"route_recovery": (2, 1), "access_timeout_recovery": (6, 1)}
+HEALTH_CONTROLLER = {"fabric_manager_disconnected": (14, 2)}  # traffic usually goes on; it is the rack's, not the GPU's
+CONFIGURATION = {  # four bits at 8
+    2: "wrong system GUID", 3: "wrong chassis serial number", 4: "no partition", 5: "too few NVLinks",
+    6: "incompatible GPU firmware", 7: "invalid location", 8: "invalid GPU state",
+}
+
+
+Gpu = Mapping[str, Any]
+
+
+def judge_gpu(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expected_links: int | None) -> None:
+    """Judge one answered reading of one GPU. ``memory``: this GPU's own table."""
+    nvl72 = any(name in (gpu.get("name") or "") for name in ("GB200", "GB300"))
+    links = expected_links if expected_links is not None else NVL72_LINKS if nvl72 else None
+    _memory_rows(j, c, gpu)
+    _ecc(j, c, gpu, memory)
+    _recovery(j, c, gpu)
+    if links or gpu.get("links"):  # a GPU passed through alone has neither links nor a fabric to join
+        _fabric_state(j, c, gpu, nvl72)
+        _fabric_health(j, c, gpu)
+    if links:
+        _links(j, c, gpu, links, memory)
+    _thermal(j, c, gpu)
+    _slowdown(j, c, gpu, memory)
+    _power(j, c, gpu, nvl72)
+    _pcie(j, c, gpu)
+
+
+def _memory_rows(j: Judge, c: Component, gpu: Gpu) -> None:
+    pending, failure, bad = gpu.get("rows_pending"), gpu.get("rows_failure"), gpu.get("rows_uncorrected")
+    histogram = gpu.get("rows_histogram")
+    evidence = _values(gpu, "rows_pending", "rows_failure", "rows_corrected", "rows_uncorrected", "rows_histogram")
+    if pending is not None:
+        j.state("gpu.row_remap_pending", c, pending, severity=Severity.WARNING, action=Action.RESET_GPU, evidence=evidence,
+                summary="A bad memory row is set aside at the next GPU reset; work may continue until then.")
+    if failure is not None:
+        j.state("gpu.row_remap_failure", c, failure, severity=Severity.FATAL, action=Action.CONTACT_SUPPORT, evidence=evidence,
+                summary="A bad memory row could not be set aside: no spare row is left where it is needed.")
+    if histogram is not None or bad is not None:
+        without, many = (histogram or {}).get("none", 0), (bad or 0) > ROWS_MOST
+        j.state("gpu.row_remap_spares", c, bool(without) or many, severity=Severity.WARNING if many else Severity.INFO,
+                action=Action.CONTACT_SUPPORT if many else Action.NONE, evidence=evidence,
+                summary=f"{without} memory banks have no spare row left; {bad or 0} rows were set aside for uncorrectable errors.")
+
+
+def _ecc(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> None:
+    now, before = gpu.get("ecc_uncorrected_volatile"), memory.get("ecc")
+    if now is not None:
+        rise = 0 if before is None else now - before if now >= before else now  # a smaller value: counted from a reset on
+        memory["ecc"] = now
+        if rise > 0:
+            j.event("gpu.ecc_uncorrected", c, severity=Severity.WARNING, action=Action.RESET_GPU, count=rise,
+                    facts={"rise": rise, "volatile": now},
+                    evidence=_values(gpu, "ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "sram_uncorrected_volatile"),
+                    summary=f"{rise} uncorrectable memory errors since the last look; the kernel log says whom they hit.")
+    exceeded = gpu.get("sram_threshold_exceeded")
+    if exceeded is not None:
+        j.state("gpu.sram_threshold", c, exceeded, severity=Severity.FATAL, action=Action.CONTACT_SUPPORT,
+                evidence=_values(gpu, "sram_threshold_exceeded", "sram_uncorrected_volatile"),
+                summary="SRAM errors are past NVIDIA's own threshold: field diagnostics, then replacement.")
+
+
+def _recovery(j: Judge, c: Component, gpu: Gpu) -> None:
+    value, refused = gpu.get("recovery_action"), RESET_REQUIRED in (gpu.get("unread") or {}).values()
+    if value is None and not refused:
+        return
+    evidence = _values(gpu, "recovery_action", "unread")
+    wanted = 1 if refused and not value else value
+    if wanted in RECOVERY:
+        what, severity, action, suspect = RECOVERY[wanted]
+        certainty = 1.0
+    else:  # newer than what is known: a person looks
+        what, severity, action, suspect = f"something unknown (value {wanted})", Severity.WARNING, Action.INSPECT, Suspect.SELF
+        certainty = 0.5
+    j.state("gpu.recovery_action", c, bool(wanted), severity=severity, action=action, suspect=suspect, certainty=certainty,
+            evidence=evidence, facts={"value": wanted}, summary=f"The driver asks for {what}.")
+
+
+def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
+    state, status = gpu.get("fabric_state"), gpu.get("fabric_status")
+    if not state:  # None: not measured; 0: this GPU knows no fabric
+        return
+    waits = j.lasts_s("gpu.fabric_waits", c, state in (1, 2))
+    if state in (1, 2) and waits < FABRIC_GRACE_S:
+        return  # normal after a boot or a reset
+    evidence = _values(gpu, "fabric_state", "fabric_status", "fabric_clique", "fabric_cluster")
+    # Compute trays of an NVL72 run no Fabric Manager; an HGX baseboard waits for one.
+    action = Action.RESET_GPU if nvl72 else Action.RESTART_FABRIC_MANAGER
+    summary, severity = f"Joining the NVLink fabric failed with NVML code {status}.", Severity.FATAL
+    if state == 1:
+        summary = f"Joining the NVLink fabric has not begun for {waits:.0f} s."
+    elif state == 2:
+        summary, severity = f"Joining the NVLink fabric is not finished after {waits:.0f} s.", Severity.WARNING
+    elif state != 3:
+        summary, severity, action = f"The NVLink fabric is in the unknown state {state}.", Severity.WARNING, Action.INSPECT
+    present = state != 3 or bool(status)
+    j.state("gpu.fabric_state", c, present, severity=severity, action=action, evidence=evidence, summary=summary)
+
+
+def _fabric_health(j: Judge, c: Component, gpu: Gpu) -> None:
+    mask, summary = gpu.get("fabric_health_mask") or 0, gpu.get("fabric_summary") or 0
+    if not mask and not summary:
+        return
+
+    def bad(fields: dict[str, tuple[int, int]]) -> list[str]:
+        return [name for name, (shift, value) in fields.items() if mask >> shift & 0x3 == value]
+
+    broken, recovering, away = bad(HEALTH_BAD), bad(HEALTH_RECOVERING), bad(HEALTH_CONTROLLER)
+    configuration = mask >> 8 & 0xF
+    if configuration > 1:
+        broken.append(f"configuration: {CONFIGURATION.get(configuration, f'unknown value {configuration}')}")
+    stuck = j.lasts_s("gpu.fabric_recovers", c, bool(recovering)) >= FABRIC_RECOVERY_S
+    fatal = bool(broken) or stuck
+    odd = [f"summary {summary}"] if summary in (2, 3) else []  # UNHEALTHY, LIMITED_CAPACITY
+    wrong = broken + recovering + away + odd
+    by_hand = configuration > 1 or "partition_unassigned" in broken  # somebody has to configure it; a reset changes nothing
+    only_rack = bool(away) and not (broken or recovering or odd)
+    j.state("gpu.fabric_health", c, bool(wrong), severity=Severity.FATAL if fatal else Severity.WARNING,
+            action=Action.RESET_GPU if fatal and not by_hand else Action.INSPECT if by_hand or away or odd else Action.NONE,
+            suspect=Suspect.SWITCH if only_rack else Suspect.SELF, certainty=1.0 if broken else 0.8,
+            facts={"mask": mask, "summary": summary}, evidence=(f"fabric_health_mask=0x{mask:x}", f"fabric_summary={summary}"),
+            summary=f"The NVLink fabric's own health word for this GPU: {', '.join(wrong)}.")
+
+
+def _links(j: Judge, c: Component, gpu: Gpu, expected: int, memory: dict[str, Any]) -> None:
+    states = gpu.get("links")
+    if states is None:
+        return
+    measured = {n: s for n, s in enumerate(states) if s is not None}
+    down = [n for n, s in measured.items() if s in (LINK_INACTIVE, LINK_DISABLED)]
+    first = "links" not in memory  # once all of them, so that what an earlier agent reported can end; then only those ever down
+    ever = sorted(set(memory.get("links", measured)) | set(down))
+    memory["links"] = sorted(set(() if first else ever) | set(down))
+    for n in ever:
+        if n in measured:
+            j.state("gpu.nvlink_down", Component(node=c.node, device=c.device, part=f"nvlink{n}"), n in down,
+                    severity=Severity.FATAL, action=Action.RESET_GPU, certainty=0.9, facts={"link": n, "state": measured[n]},
+                    evidence=(f"links[{n}]={measured[n]}",),
+                    summary=f"NVLink {n} is {'inactive' if measured[n] == LINK_INACTIVE else 'up, its traffic disabled'}.")
+    if not measured:
+        return
+    all_down, short = len(down) == len(measured), len(states) < expected
+    j.state("gpu.nvlink_down", c, all_down or short, severity=Severity.FATAL, action=Action.RESET_GPU,
+            certainty=1.0 if all_down else 0.8, facts={"links": down, "expected": expected}, evidence=_values(gpu, "links"),
+            summary=f"{len(measured) - len(down)} of {len(states)} NVLinks are up; {expected} are expected.")
+
+
+def _thermal(j: Judge, c: Component, gpu: Gpu) -> None:
+    margin = gpu.get("margin_c")
+    if margin is None:
+        return
+    hot = margin <= (MARGIN_COOL_C if j.was("gpu.thermal", c) else MARGIN_HOT_C)
+    j.state("gpu.thermal", c, hot, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
+            evidence=_values(gpu, "margin_c", "temperature_c", "memory_temperature_c"),
+            summary=f"The GPU is {margin} °C below the temperature at which it slows down.")
+
+
+def _slowdown(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> None:
+    reasons, counters, read_at = gpu.get("clocks_event_reasons"), gpu.get("slowdown_ns"), gpu.get("slow_at")
+    before = memory.get("slowdown")
+    if counters and read_at is not None and (before is None or read_at > before["at"]):
+        memory["slowdown"] = {"at": read_at, "ns": dict(counters), "share": None}
+        if before:
+            passed = (read_at - before["at"]) * 1e9
+            rises = [v - before["ns"][k] for k, v in counters.items() if v >= before["ns"].get(k, v + 1)]
+            memory["slowdown"]["share"] = max(rises, default=0) / passed
+    share = (memory.get("slowdown") or {}).get("share")
+    sampled = None if reasons is None else j.run("gpu.slowdown_sampled", c, bool(reasons & SLOWDOWN_MASK))
+    if sampled is None and share is None:
+        return
+    slow = (share or 0.0) >= SLOWDOWN_SHARE or (sampled or 0) >= SLOWDOWN_RUN
+    if not slow and sampled and not j.was("gpu.clocks_slowdown", c):
+        return  # not decided yet
+    part = f"{share:.0%} of the time" if share else f"{sampled} readings in a row"
+    j.state("gpu.clocks_slowdown", c, slow or bool(sampled), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+            facts={"reasons": reasons, "share": share}, evidence=_values(gpu, "clocks_event_reasons", "slowdown_ns"),
+            summary=f"Heat or power made the GPU slow down: {part}.")
+
+
+def _power(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
+    power = gpu.get("power_average_mw")
+    if power is None:
+        return
+    least = POWER_LEAST_MW if nvl72 else 1  # other boards idle lower; zero is a sensor that does not answer
+    there = j.steady("gpu.power", c, not least <= power <= POWER_MOST_MW, POWER_RUN)
+    if there is not None:
+        j.state("gpu.power", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+                evidence=_values(gpu, "power_average_mw", "power_instant_mw", "power_limit_mw"),
+                summary=f"Its average power reads {power / 1000:g} W, which is not plausible.")
+
+
+def _pcie(j: Judge, c: Component, gpu: Gpu) -> None:
+    def less(check: str, what: str, loaded: bool) -> None:
+        now, most = gpu.get(f"pcie_{what}"), gpu.get(f"pcie_{what}_max")
+        if not now or not most or not loaded:
+            return
+        there = j.steady(check, c, now < most, PCIE_RUN)
+        if there is not None:
+            j.state(check, c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+                    evidence=_values(gpu, "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max", "utilization_percent"),
+                    summary=f"Its PCIe link runs at {what} {now}; it could at {most}.")
+
+    less("gpu.pcie_width", "width", loaded=True)
+    less("gpu.pcie_gen", "gen", loaded=(gpu.get("utilization_percent") or 0) >= PCIE_LOAD_PERCENT)
+
+
+def _values(gpu: Gpu, *names: str) -> tuple[str, ...]:
+    return tuple(f"{name}={gpu[name]}" for name in names if gpu.get(name) is not None)
+
+
+def clusters(gpus: Iterable[Gpu], key: Callable[[Gpu], Any] = lambda g: g.get("fabric_cluster")) -> set[str]:
+    """The NVLink domains that the GPUs of one node say they belong to; all zeros means none."""
+    return {str(key(g)) for g in gpus if g.get("fabric_state") == 3 and key(g) and str(key(g)).strip("0")}
