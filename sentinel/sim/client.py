@@ -16,7 +16,8 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -76,6 +77,8 @@ class Traffic:
 
     def __init__(self, pick: Pick, load: Load, *, model: str, on_first_token: Callable[[Record], None] = lambda _: None) -> None:
         self.records: list[Record] = []
+        self.in_flight: Counter[str] = Counter()  # worker → requests that it has from us
+        self.homes: dict[str, str] = {}  # session → the decoder that holds its KV cache
         self._pick = pick
         self._load = load
         self._model = model
@@ -134,6 +137,7 @@ class Traffic:
                 await self._turn(session, prompt, tokens)
                 prompt += tokens + 60
                 await self._pause(dice.uniform(*self._load.pause_s))
+            self.homes.pop(session, None)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -165,10 +169,20 @@ class Traffic:
         prefill = self._choose(Role.PREFILL, record, left_out)
         record.prefill.append(prefill.worker)
         body = {"model": self._model, "messages": [{"role": "user", "content": "turn" * prompt}]}
-        pulled = await self._prefill(prefill, {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}})
+        with self._busy(prefill.worker):
+            pulled = await self._prefill(prefill, {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}})
         decode = self._choose(Role.DECODE, record, left_out)
         record.decode.append(decode.worker)
-        await self._stream(decode, record, {**body, "max_tokens": tokens, "stream": True, "kv_transfer_params": pulled})
+        with self._busy(decode.worker):
+            await self._stream(decode, record, {**body, "max_tokens": tokens, "stream": True, "kv_transfer_params": pulled})
+
+    @contextlib.contextmanager
+    def _busy(self, worker: str) -> Iterator[None]:
+        self.in_flight[worker] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[worker] -= 1
 
     def _choose(self, role: Role, record: Record, left_out: frozenset[str]) -> RouteEntry:
         entry = self._pick(role, record.session, left_out)
@@ -207,6 +221,7 @@ class Traffic:
                         record.tokens += 1
                         if record.first_token_at is None:
                             record.first_token_at = time.time()
+                            self.homes[record.session] = entry.worker
                             self._on_first_token(record)
                         patience.reschedule(asyncio.get_running_loop().time() + self._load.stall_s)
         except TimeoutError:

@@ -30,7 +30,7 @@ from probes import Context, Probe
 from probes.gpu import GpuProbe
 from probes.kernel_log import KernelLogProbe
 from probes.worker import WorkerProbe
-from sentinel.agent import Agent
+from sentinel.agent.assembly import Agent
 from sentinel.config import AgentSettings
 from sentinel.durations import parse_duration
 from sentinel.logs import configure
@@ -38,7 +38,7 @@ from sentinel.sim import ctl
 from sentinel.sim.files import PROBE, SNAPSHOT
 from sentinel.sim.probes import SimDriver
 from sentinel.sim.rack import GPUS, NODES, PLACES, NoSuchGpu, Rack, workers_on
-from sentinel.testing.kmsg import KmsgWriter
+from sentinel.testing.kmsg import KernelLog
 
 RESET_S = 0.5  # how long a simulated GPU reset takes
 REBOOT_S = 2.0
@@ -55,7 +55,7 @@ class Node:
 
     def __init__(self, name: str, folder: Path, rack: Rack, controller: str, urls: dict[str, str], http: aiohttp.ClientSession) -> None:
         self.name = name
-        self.kernel = KmsgWriter()
+        self.kernel = KernelLog()
         self._rack = rack
         self._http = http
         self._urls = {w: urls[w] for w in workers_on(name) if PLACES[w].nodes[0] == name}  # the first node looks after its group
@@ -82,11 +82,13 @@ class Node:
 
     def _probes(self) -> list[Probe]:
         def context(**options: Any) -> Context:
-            return Context(node=self.name, state=self.settings.state_dir, driver=SimDriver(self._rack, self.name), options=options)
+            state = self.settings.state_dir
+            nowhere = state / "sys"  # the host's own GPUs, if it has any, are not this rack's
+            return Context(node=self.name, sys=nowhere, state=state, driver=SimDriver(self._rack, self.name), options=options)
 
         workers = [{"name": w, "url": url} for w, url in self._urls.items()]
         return [
-            KernelLogProbe(context(fd=self.kernel.fileno())),
+            KernelLogProbe(context(fd=self.kernel.fd)),
             GpuProbe(context()),
             WorkerProbe(context(workers=workers, **WORKER)),
         ]

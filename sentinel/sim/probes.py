@@ -34,7 +34,7 @@ def healthy_gpu(node: str, index: int) -> dict[str, Any]:
         "name": "NVIDIA GB200 (simulated)",
         "serial": str(serial),
         "link_count": LINKS,
-        "pcie_gen_max": 6,
+        "pcie_gen_max": 5,
         "pcie_width_max": 16,
         "pcie_gen": 5,
         "pcie_width": 16,

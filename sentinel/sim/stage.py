@@ -31,6 +31,7 @@ import aiohttp
 import msgspec
 
 from sentinel.config import StoreSettings
+from sentinel.gateway.routing import candidates
 from sentinel.model import Drain, Incident, Role, RouteEntry, Routes
 from sentinel.sim import ctl
 from sentinel.sim.client import Load, Record, Traffic
@@ -219,8 +220,12 @@ class Stage:
         self._exits.push_async_callback(self.traffic.stop, 0.0)
 
     def pick(self, role: Role, session: str, left_out: frozenset[str]) -> RouteEntry | None:
-        """Where a client sends: the gateway's own routing over the newest pushed table."""
-        raise NotImplementedError
+        """Where a client sends: the gateway's own routing over the newest pushed table; a session stays with its decoder."""
+        if self.routes is None:
+            return None
+        home = self.traffic.homes.get(session, "") if role is Role.DECODE else ""
+        found = candidates(self.routes, role, session, load=self.traffic.in_flight, home=home)
+        return next((entry for entry in found if entry.worker not in left_out), None)
 
     # -- the rack's handles -----------------------------------------------------------------------------------------
 
