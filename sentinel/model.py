@@ -414,7 +414,7 @@ class Drain(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     deadline_s: float = 120.0  # for in-flight requests
     repair: Action = Action.NONE
     target: str = ""  # written component the repair acts on
-    attempt: int = 0  # repairs begun
+    attempt: int = 0  # rounds begun: part of every effect's key
     returns: bool = True  # False: stays out until a person says undrain
     stopped: bool = False  # its process was stopped, so the way back begins with a start
     verified: bool = False  # the active test passed since the repair

@@ -54,6 +54,16 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
 
 WORKING = (S.REQUESTED, S.DEROUTED, S.STOPPING, S.REPAIRING, S.STARTING, S.RETURNING)  # an effect must be outstanding
 
+VERBS = {  # the effects that a state waits for
+    S.REQUESTED: ("deroute", "stop"),
+    S.DEROUTED: ("idle",),
+    S.STOPPING: ("stop",),
+    S.REPAIRING: ("repair",),
+    S.STARTING: ("start",),
+    S.VERIFYING: ("verify",),
+    S.RETURNING: ("reroute",),
+}
+
 TOLD = {
     S.DEROUTED: "out of rotation",
     S.STOPPING: "stopping",
@@ -121,6 +131,7 @@ class Drains:
                     out.append(StopWorker(id=name("stop"), cause=cause, lane=lane, why=why, worker=w, hard=True))
                 return out
             case S.DEROUTED:
+                lane = f"idle:{d.id}"  # a lane of its own: worse news must not queue behind a wait
                 return [AwaitIdle(id=name("idle"), cause=cause, lane=lane, why=why, worker=w, until=d.since + d.deadline_s)]
             case S.STOPPING:
                 hard = d.response is Response.EVICT
@@ -229,8 +240,7 @@ class Drains:
         """Ask again for what has no answer, begin repairs, let verified workers return. Returns what a person must decide."""
         asks: list[tuple[Drain, str]] = []
         for drain in self.p.open_drains():
-            waiting = any(i.startswith(f"{drain.id}/") for i in self.p.outstanding)
-            if waiting or self.p.now < self._retry_at.get(drain.id, 0.0):
+            if self._waiting(drain) or self.p.now < self._retry_at.get(drain.id, 0.0):
                 continue
             if drain.state in WORKING or (drain.state is S.VERIFYING and not drain.verified):
                 self._enter(drain)
@@ -241,6 +251,12 @@ class Drains:
             elif drain.state is S.OUT and drain.returns:
                 self._begin_return(drain)
         return asks
+
+    def _waiting(self, drain: Drain) -> bool:
+        """Whether an effect that its state asked for has not ended yet."""
+        return any(
+            i.startswith(f"{drain.id}/{verb}/{drain.attempt}") for verb in VERBS.get(drain.state, ()) for i in self.p.outstanding
+        )
 
     def _begin_return(self, drain: Drain) -> None:
         """Repair when every group on the target is out and no other repair is under way on the node."""
@@ -266,7 +282,9 @@ class Drains:
             if not drain.history or drain.history[-1].what != "held out":
                 drain = self.note(drain, "held out", f"{hold.by}: {hold.reason}")
             return drain
-        return self.move(drain, "start" if drain.stopped else "verify", why, verified=False, returns=True)
+        # A new attempt: an agent answers a key that it knows with what happened then, and does not act again.
+        attempt = drain.attempt + 1
+        return self.move(drain, "start" if drain.stopped else "verify", why, verified=False, returns=True, attempt=attempt)
 
     def _return_when_clean(self, drain: Drain) -> tuple[Drain, str] | None:
         hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None
@@ -303,7 +321,7 @@ class Drains:
         drain = msgspec.structs.replace(drain, repair=stronger, returns=drain.returns and returns)
         if gone and not drain.stopped and (drain.state, "evicted") in MOVES:
             drain = msgspec.structs.replace(drain, response=Response.EVICT, verified=False)
-            return self.move(drain, "evicted", why)
+            return self.move(drain, "evicted", why, attempt=drain.attempt + 1)
         return self.note(drain, "escalated", why)
 
     def cancel(self, drain: Drain, why: str) -> Drain:

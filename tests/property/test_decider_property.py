@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.drain import MOVES
-from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StopWorker
+from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StartWorker, StopWorker
 from sentinel.decide.picture import ENDED
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
@@ -97,6 +97,14 @@ class Fleet(RuleBasedStateMachine):
                         assert _reachable(before, drain.state), f"{drain.id}: {before} → {drain.state}"
                     self.moves[drain.id] = drain.state
         self.world.journal.clear()
+
+    @invariant()
+    def no_key_is_used_for_two_rounds(self) -> None:
+        """Every time a worker is stopped, started or repaired anew it is under a key of its own; an agent acts once per key."""
+        if not hasattr(self, "world"):
+            return
+        ended = [e.id for e in self.world.done if isinstance(e, StopWorker | StartWorker | Repair)]
+        assert len(ended) == len(set(ended))
 
     @invariant()
     def one_open_drain_per_worker(self) -> None:

@@ -98,6 +98,25 @@ class TestRowRemap:
         assert w.drain_of("decode-1").state is DrainState.DEROUTED  # type: ignore[union-attr]
         assert w.did(StopWorker) == []
 
+    def test_worse_news_does_not_wait_for_streams(self) -> None:
+        """Xid 79 during a drain stops the worker at once, though its requests are still in flight."""
+        w = World()
+        w.held = w.busy
+        w.report(remap(w, "t03"))
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        w.pass_time(2)
+        assert [e.hard for e in w.did(StopWorker)] == [True]  # type: ignore[union-attr]
+        assert w.drain_of("decode-1").state is DrainState.OUT  # type: ignore[union-attr]
+        assert len(w.incidents()) == 1
+
+    def test_undrain_does_not_wait_for_streams(self) -> None:
+        """A person who says undrain while requests are in flight has the worker back at once."""
+        w = World()
+        w.held = w.busy
+        w.report(remap(w, "t03"))
+        w.ask("undrain", "decode-1")
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+
     def test_a_repair_that_fails_goes_to_a_person(self) -> None:
         """A reset that the agent refuses or that fails leaves the worker out and pages once."""
         w = World()
