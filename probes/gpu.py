@@ -68,7 +68,7 @@ class GpuProbe:
                 _hung(judge, where, gpu.get("hung_s"))
         off_bus = {b["pci"] for b in bound if b["off_bus"]} & set(memory.get("known", ()))
         _lost(judge, gpus, answered, off_bus, memory)
-        for check in ("gpu.lost", "gpu.unreadable"):  # said about the node while a GPU could not be named
+        for check in ("gpu.lost_unnamed", "gpu.unreadable"):  # said about the node while a GPU could not be named
             if judge.was(check, Component(node=judge.node)) and not judge.said(check, Component(node=judge.node)):
                 judge.state(check, Component(node=judge.node), False)
         for gpu in answered:
@@ -78,6 +78,17 @@ class GpuProbe:
         _count(judge, len(gpus), wanted, memory)
         _one_domain(judge, answered)
         return judge.findings()
+
+    def describe(self, reading: Reading) -> list[str]:
+        """The reading in words: one line for the driver and one for each GPU."""
+        data = reading.data
+        if data.get("error"):
+            return [f"no answer from the driver: {data['error'].get('text')}"]
+        if "hung_s" in data:
+            return [f"the driver has not answered for {data['hung_s']:.0f} s"]
+        through = "" if data.get("nvml") in (None, "pynvml") else f", SIMULATED by {data['nvml']}"
+        head = f"driver {data.get('driver') or 'of unknown version'}, {len(data['gpus'])} GPUs{through}"
+        return [head, *map(_words, data["gpus"])]
 
     def commit(self, reading: Reading) -> None:
         """Nothing is consumed by looking."""
@@ -169,8 +180,9 @@ def _lost(j: Judge, gpus: list[dict[str, Any]], answered: list[dict[str, Any]], 
 
 
 def _is_lost(j: Judge, where: Component, certainty: float, why: str) -> None:
-    j.state("gpu.lost", where, True, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=certainty, evidence=(why,),
-            summary=f"The GPU is gone: {why}.")
+    # Without a name nobody can say whose GPU it is, so it is another check: nothing is evicted on it at once.
+    j.state("gpu.lost" if where.gpu else "gpu.lost_unnamed", where, True, severity=Severity.FATAL, action=Action.REBOOT_NODE,
+            certainty=certainty if where.gpu else 0.7, evidence=(why,), summary=f"A GPU is gone: {why}.")
 
 
 def _count(j: Judge, here: int, wanted: int | None, memory: dict[str, Any]) -> None:
@@ -191,6 +203,25 @@ def _one_domain(j: Judge, answered: list[dict[str, Any]]) -> None:
         j.state("gpu.fabric_split", Component(node=j.node), len(names) > 1, severity=Severity.WARNING, action=Action.INSPECT,
                 suspect=Suspect.SWITCH, evidence=tuple(sorted(names)),
                 summary="The GPUs of this node say that they belong to different NVLink domains.")
+
+
+def _words(gpu: Mapping[str, Any]) -> str:
+    where = gpu.get("pci") or f"GPU {gpu.get('index')}"
+    if "hung_s" in gpu:
+        return f"{where}: no answer for {gpu['hung_s']:.0f} s"
+    if "unread" not in gpu:
+        return f"{where}: {(gpu.get('error') or {}).get('text') or gpu.get('failed') or 'not measured'}"
+    links, power = gpu.get("links"), gpu.get("power_average_mw")
+    up = "not measured" if links is None else f"{sum(s in (1, 2) for s in links)}/{len(links)}"
+    shown = {
+        "": gpu.get("name"),
+        "°C": gpu.get("temperature_c"),
+        "W": None if power is None else round(power / 1000),
+        "% busy": gpu.get("utilization_percent"),
+    }
+    values = " ".join(f"{v}{unit}" if v is not None else f"?{unit}" for unit, v in shown.items())
+    fabric = {None: "not measured", 0: "none", 1: "not started", 2: "joining", 3: "joined"}.get(gpu.get("fabric_state"), "unknown")
+    return f"{where}: {values}, NVLinks {up}, fabric {fabric}"
 
 
 # -- small helpers ------------------------------------------------------------------------------------------------------------

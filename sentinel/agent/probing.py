@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from probes import Context, Driver, Probe
+from probes import Context, Driver, Probe, ProbeError
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import parse_duration
 
@@ -71,8 +71,8 @@ def load_probes(
             probe = points[name].load()(seen)
             if not isinstance(probe, Probe):
                 raise TypeError(f"{points[name].value} lacks a part of the probe's shape (see probes.Probe)")
-        except ConfigError:
-            raise
+        except ProbeError as error:  # a probe's word for options that it cannot use
+            raise ConfigError(f"agent.probes.{name}: {error}") from None
         except Exception as error:  # a site's probe may raise anything on import; the others must still run
             log.error("probe left out: it could not be loaded", probe=name, source=points[name].value, error=repr(error))
             if on_broken:
