@@ -211,7 +211,8 @@ def _sxid(line: SxidLine, evidence: tuple[str, ...], place: Place) -> Finding:
 
 
 def _made(
-    place: Place, check: str, where: Component, judged: Judgement, evidence: tuple[str, ...], *, sentence: str, facts: dict[str, Any]
+    place: Place, check: str, where: Component, judged: Judgement, evidence: tuple[str, ...], *,
+    sentence: str, facts: dict[str, Any],
 ) -> Finding:
     return Finding(
         id=place.id, check=check, component=where, at=place.at, kind=Kind.EVENT, severity=judged.severity, action=judged.action,

@@ -32,8 +32,8 @@ import msgspec
 
 from probes import Context, ProbeError
 from probes.kernel_findings import Place, finding, signature
-from probes.kmsg import Source, parse_record
-from probes.xid import MARKS, FallenLine, XidLine, read_line
+from probes.kmsg import Source, read_head, text_of
+from probes.xid import FallenLine, XidLine, of_interest, read_line
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Kind, Reading, Severity, Suspect
 
 BATCH_RECORDS = 4096
@@ -91,40 +91,43 @@ class KernelLogProbe:
     def _batch(self) -> Reading:
         records: list[list[Any]] = []
         repeats: dict[str, list[int]] = {}
-        seen: dict[str, tuple[int, int]] = {}  # text → (seq of its record in this batch, usec of its last repeat)
-        skipped = {"user_space": 0, "malformed": 0, "oversized": 0}
-        lines = chars = lost = 0
+        seen: dict[bytes, tuple[int, int]] = {}  # text → (seq of its record in this batch, usec of its last repeat)
+        lines = chars = lost = malformed = user_space = 0
         overruns, oversized = self._source.overruns, self._source.oversized
-        take = self._source.take
+        take, last_seq = self._source.take, self._last
         while lines < BATCH_RECORDS and chars < BATCH_CHARS:
             raw = take()
             if raw is None:
                 break
             lines += 1
-            record = parse_record(raw)
-            if record is None:
-                skipped["malformed"] += 1
+            head = read_head(raw)
+            if head is None:
+                malformed += 1
                 continue
-            if self._last is not None:
-                if record.seq <= self._last:
+            seq = int(head[2])
+            if last_seq is not None:
+                if seq <= last_seq:
                     continue  # before the cursor: judged already
-                lost += record.seq - self._last - 1
-            self._last = record.seq
-            if not record.from_kernel:
-                skipped["user_space"] += 1
+                lost += seq - last_seq - 1
+            last_seq = seq
+            prio = int(head[1])
+            if prio >> 3:
+                user_space += 1
                 continue
-            if not any(mark in raw for mark in MARKS):
+            if not of_interest(raw):
                 continue
-            seq, last = seen.get(record.text, (0, 0))
-            if seq and record.usec - last <= EPISODE_S * 1e6:
-                key = str(seq)
-                repeats[key] = [repeats[key][0] + 1 if key in repeats else 1, record.seq, record.usec]
+            usec, body = int(head[3]), raw[head.end():]
+            first, last = seen.get(body, (-1, 0))
+            if first >= 0 and usec - last <= EPISODE_S * 1e6:
+                repeat = repeats.setdefault(str(first), [0, seq, usec])
+                repeat[:] = repeat[0] + 1, seq, usec
             else:
-                seq = record.seq
-                records.append([record.prio, seq, record.usec, record.text])
-                chars += len(record.text)
-            seen[record.text] = (seq, record.usec)
-        skipped["oversized"] = self._source.oversized - oversized
+                first = seq
+                records.append([prio, seq, usec, text_of(raw, head.end())])
+                chars += len(body)
+            seen[body] = (first, usec)
+        self._last = last_seq
+        skipped = {"user_space": user_space, "malformed": malformed, "oversized": self._source.oversized - oversized}
         now = self._clock()
         return Reading(
             probe=self.name, node=self._context.node, at=now, boot_id=self._boot_id,
@@ -207,7 +210,9 @@ def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
         if pci is not None:
             _remember(said, pci, line.code if isinstance(line, XidLine) else 79, at)
 
-    later = [f for f in _counts(episodes, reading.at) if f.id not in found]
+    # While catching up, "now" is where the log has got to: an episode may go on in the next batch.
+    now = max((_wall(data, reading, r[2]) for _, r in lines), default=None) if data.get("more") else reading.at
+    later = [] if now is None else [f for f in _counts(episodes, now) if f.id not in found]
     return [*found.values(), *later, *_about_the_monitor(reading)]
 
 

@@ -39,21 +39,27 @@ class Record(NamedTuple):
         return self.prio >> 3 == 0
 
 
+_HEAD = re.compile(rb"(\d{1,5}),(\d{1,19}),(\d{1,19})(?:,[^;\n]{0,256})?;")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+read_head = _HEAD.match  # groups: prio, seq, usec; its end is where the text begins
+
+
+def text_of(raw: bytes, start: int) -> str:
+    """The text of a record from ``start`` to its first newline (a dictionary may follow), unescaped and bounded."""
+    end = raw.find(b"\n", start)
+    line = raw[start: None if end < 0 else end].rstrip(b"\r")
+    if b"\\x" in line:
+        line = _ESCAPE.sub(lambda m: bytes((int(m[1], 16),)), line)
+    return line[: 4 * TEXT_CHARS].decode("utf-8", "replace")[:TEXT_CHARS]
 
 
 def parse_record(raw: bytes) -> Record | None:
     """Read one record; None when it is not one."""
-    head, found, text = raw.partition(b";")
-    fields = head.split(b",", 4)
-    if not found or len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit() and fields[2].isdigit()):
+    head = read_head(raw)
+    if head is None:
         return None
-    if max(len(f) for f in fields[:3]) > 20:
-        return None
-    line = text.partition(b"\n")[0].rstrip(b"\r")
-    if b"\\x" in line:
-        line = _ESCAPE.sub(lambda m: bytes((int(m[1], 16),)), line)
-    return Record(int(fields[0]), int(fields[1]), int(fields[2]), line[: 4 * TEXT_CHARS].decode("utf-8", "replace")[:TEXT_CHARS])
+    return Record(int(head[1]), int(head[2]), int(head[3]), text_of(raw, head.end()))
 
 
 class Source:

@@ -63,8 +63,8 @@ class Unreadable(NamedTuple):
 Line = XidLine | FallenLine | SxidLine | DriverLine | Unreadable
 
 # What any line of interest contains; tested on bytes before anything is parsed, since almost every line is none.
-MARKS = (b"Xid (", b"fallen off the bus", b"ostRxDet", b"RmInitAdapter failed")
-_MARKS_TEXT = tuple(m.decode() for m in MARKS)
+MARKS = ("Xid (", "fallen off the bus", "ostRxDet", "RmInitAdapter failed")
+_XID_MARK, _FALLEN_MARK, _RX_MARK, _INIT_MARK = (m.encode() for m in MARKS)
 
 _XID = re.compile(r"\s*NVRM: Xid \(([^()\n]{0,96})\):\s*(\d{1,5})(?![0-9a-zA-Z])[, ]?(.*)", re.DOTALL)
 _XID_START = re.compile(r"\s*NVRM: Xid \(")
@@ -87,9 +87,21 @@ _DRIVER = (
 )
 
 
-def of_interest(text: str) -> bool:
-    """Whether the text holds a mark of any line that ``read_line`` knows (cheap; may be wrong in the cautious direction)."""
-    return any(m in text for m in _MARKS_TEXT)
+def of_interest(raw: bytes) -> bool:
+    """Whether a record holds a mark of any line that ``read_line`` knows (written out, since it runs for every record)."""
+    return _XID_MARK in raw or _FALLEN_MARK in raw or _RX_MARK in raw or _INIT_MARK in raw
+
+
+def lines_of_interest(text: str, *more: str) -> list[int]:
+    """Where in the text lines begin that hold one of the marks (or of ``more``): found by searching the text as a whole."""
+    starts: set[int] = set()
+    for mark in (*MARKS, *more):
+        at = text.find(mark)
+        while at >= 0:
+            starts.add(text.rfind("\n", 0, at) + 1)
+            end = text.find("\n", at)
+            at = -1 if end < 0 else text.find(mark, end)
+    return sorted(starts)
 
 
 def address(text: str) -> str | None:

@@ -55,6 +55,10 @@ class KernelLog:
                 raise
             self.lost += 1
 
+    def block(self) -> None:
+        """Let writes wait for the reader instead of losing records: for a benchmark that must know its count."""
+        self._writer.setblocking(True)
+
     def close(self) -> None:
         self._reader.close()
         self._writer.close()

@@ -1,0 +1,127 @@
+"""Pasted text in, findings and one verdict out: what it is, what it means, what to do first.
+
+This module exists so that a person, a test and a replayed case get from text the same judgement that the live probes give.
+What always holds:
+
+* ``decode_text`` is pure: text in, values out; it never raises on any text.
+* Each source of text is one reader in ``READERS``: it turns text into readings, which the probe's own ``assess`` judges.
+* The verdict is about the whole text: the strongest action among its fatal findings, else among all; echoes, victims and
+  what a later line took back do not count; a monitor's trouble counts only when nothing else was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from probes import kernel_log, pasted
+from probes.catalog import DRAINS
+from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
+
+Reader = Callable[[str, str], Iterable[Reading]]
+Judge = Callable[[Reading, dict[str, Any]], list[Finding]]
+
+# Who can read pasted text, and whose judgement it is; other sources (nvidia-smi, NIC tools, engines) register beside it.
+READERS: tuple[tuple[Reader, Judge], ...] = ((pasted.parse, kernel_log.assess),)
+
+
+class Verdict(Base, frozen=True, kw_only=True, omit_defaults=False):
+    """What to conclude from the text as a whole. ``drain``: none, later, worker, gpu or node leaves service first."""
+
+    severity: Severity = Severity.INFO
+    action: Action = Action.NONE
+    drain: str = "none"
+    incidents: int = 0
+    why: str = "Nothing of note."
+
+
+class Decoded(Base, frozen=True, kw_only=True, omit_defaults=False):
+    findings: tuple[Finding, ...] = ()
+    verdict: Verdict = Verdict()
+    lines: int = 0
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)  # lines that look like a fault and were not judged, by reason
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented shape of ``sentinel decode --json``."""
+        return {
+            "findings": [_plain(f) for f in self.findings],
+            "verdict": msgspec.to_builtins(self.verdict),
+            "lines": self.lines,
+            "skipped": self.skipped,
+        }
+
+
+def decode_text(text: str, node: str = "pasted", readers: tuple[tuple[Reader, Judge], ...] = READERS) -> Decoded:
+    """Judge pasted text. ``node`` stands for the machine it came from, which text does not name reliably."""
+    found: dict[str, Finding] = {}
+    skipped: dict[str, int] = {}
+    lines = 0
+    for read, judge in readers:
+        memory: dict[str, Any] = {}
+        for reading in read(text, node):
+            lines = max(lines, int(reading.data.get("lines", 0)))
+            for why, count in reading.data.get("skipped", {}).items():
+                skipped[why] = skipped.get(why, 0) + count
+            found.update((f.id, f) for f in judge(reading, memory))
+        for episode in memory.get("episodes", {}).values():  # counts that grew after they were told
+            last = msgspec.convert(episode["finding"], Finding)
+            found[last.id] = last
+    findings = tuple(found.values())
+    return Decoded(findings=findings, verdict=conclude(findings), lines=lines, skipped={k: v for k, v in skipped.items() if v})
+
+
+def conclude(findings: tuple[Finding, ...]) -> Verdict:
+    """One verdict for findings in the order in which their lines were printed."""
+    cleared = {f.component.gpu: i for i, f in enumerate(findings) if not f.present and f.component.gpu}
+    gpu_fatal = any(f.present and f.severity is Severity.FATAL and f.component.gpu for f in findings)
+    live = [
+        f for i, f in enumerate(findings)
+        if f.present and f.suspect is not Suspect.MONITOR
+        and not (i < cleared.get(f.component.gpu, -1) and f.action is not Action.RESTART_WORKER)  # the driver took it back
+        and not (gpu_fatal and f.check.startswith("sxid."))  # a switch that cries for a dead GPU lost its far end
+    ]
+    if not live and cleared:
+        last = findings[max(cleared.values())]
+        return Verdict(action=Action.UNDRAIN, why=last.summary)
+    weighty = [f for f in live if f.severity is Severity.FATAL] or live
+    if not weighty:
+        return Verdict()
+    lead = max(weighty, key=lambda f: (f.action.rank, f.severity.rank))
+    drains = [str(f.facts.get("drain", "none")) for f in weighty]
+    return Verdict(
+        severity=max((f.severity for f in live), key=lambda s: s.rank), action=lead.action,
+        drain=max(drains, key=lambda d: DRAINS.index(d) if d in DRAINS else 0), incidents=_incidents(live), why=lead.summary,
+    )
+
+
+def _incidents(live: list[Finding]) -> int:
+    """Faults with one culprit each: a GPU's lines are one; the same link on several GPUs is one switch; peers' echoes are one."""
+    culprits: set[str] = set()
+    links: dict[int, set[str]] = {}
+    for f in live:
+        if f.severity is Severity.INFO and f.action in (Action.NONE, Action.WAIT):
+            continue
+        where = f.component.gpu or f.component.device
+        if f.check.startswith("sxid."):
+            where = "switches"
+        elif f.suspect is Suspect.PEER and f.check == "xid.45":
+            where = "a peer elsewhere"
+        elif f.component.part.startswith("nvlink"):
+            for link in f.facts.get("links", ()):
+                links.setdefault(link, set()).add(where)
+        culprits.add(where)
+    for gpus in links.values():
+        if len(gpus) >= 3:
+            culprits = (culprits - gpus) | {"one switch"}
+    return len(culprits)
+
+
+def _plain(f: Finding) -> dict[str, Any]:
+    pci = f.component.gpu or (f.component.device.partition("@")[2] or None)
+    return {
+        "check": f.check, "component": str(f.component), "severity": f.severity.value, "action": f.action.value,
+        "suspect": f.suspect.value, "present": f.present, "certainty": f.certainty, "xid": f.facts.get("xid"), "pci": pci,
+        "count": f.count, "summary": f.summary, "evidence": list(f.evidence), "facts": f.facts,
+    }

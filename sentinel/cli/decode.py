@@ -1,0 +1,71 @@
+"""``sentinel decode``: paste kernel-log text, read what it is, what it means and what to do first.
+
+What always holds: it needs no configuration, network or GPU; text of any kind gets an answer; ``--json`` prints one object.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import BinaryIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from probes.decode import Decoded, decode_text
+from sentinel.decide.policy import default_policy
+from sentinel.model import Finding, Severity
+
+_COLOUR = {Severity.INFO: "green", Severity.WARNING: "yellow", Severity.FATAL: "red"}
+_SKIPPED = {
+    "quoted": "lines quote a fault inside another program's text and were not judged",
+    "user_space": "lines were written by user space, not by the kernel, and were not judged",
+    "malformed": "lines look like kernel records and are damaged",
+}
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--node", default="pasted", show_default=True, help="The machine that the text comes from.")
+def decode(file: BinaryIO, as_json: bool, node: str) -> None:
+    """Explain kernel-log text from FILE, or from standard input."""
+    decoded = decode_text(file.read().decode("utf-8", "replace"), node)
+    if as_json:
+        click.echo(json.dumps(decoded.to_json()))
+    else:
+        show(decoded, Console())
+
+
+def show(decoded: Decoded, console: Console) -> None:
+    verdict = decoded.verdict
+    if decoded.findings:
+        table = Table(box=None, pad_edge=False)
+        for column in ("severity", "check", "component", "times", "first action", "blames"):
+            table.add_column(column)
+        for f in decoded.findings:
+            action = "taken back" if not f.present else f.action.value
+            times = str(f.count)
+            table.add_row(Text(f.severity.value, _COLOUR[f.severity]), f.check, str(f.component), times, action, f.suspect.value)
+        console.print(table)
+        console.print()
+        for summary in dict.fromkeys(f.summary for f in decoded.findings):
+            console.print(f"• {summary}", markup=False, highlight=False)
+        console.print()
+    console.print(Text.assemble(
+        "Verdict: ", (verdict.severity.value, _COLOUR[verdict.severity]),
+        f"; first: {verdict.action.value.replace('_', ' ')}; leaves service: {verdict.drain}; incidents: {verdict.incidents}.",
+    ))
+    if not decoded.findings:
+        console.print(verdict.why, markup=False, highlight=False)
+    for name in sorted({r for f in decoded.findings if (r := runbook(f))}):
+        console.print(f"Runbook: {name}", markup=False, highlight=False)
+    for why, count in decoded.skipped.items():
+        console.print(f"{count} {_SKIPPED.get(why, why)}.", markup=False, highlight=False)
+
+
+def runbook(finding: Finding) -> str:
+    """The fault class that the shipped policy gives this finding, which is its runbook's name; "" for what is only noted."""
+    rule = default_policy().rule_for(finding) if finding.present else None
+    return rule.fault if rule and rule.fault not in ("noted", "monitor") else ""
