@@ -205,7 +205,7 @@ def _client(settings: StoreSettings, embedded: Embedded | None) -> Redis:
         options["password"] = read_secret(settings.password_file, "store.password_file")
     try:
         client = Redis.from_url(settings.url, **options)
-        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected; finds an option in the URL that there is none of
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # checks the options, connects not
         return client
     except (ValueError, TypeError) as error:
         raise ConfigError(f"store.url: {settings.url!r} cannot be used: {error}") from None
