@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from sentinel.controller.core import DeciderFailed, SteppedDown
@@ -38,6 +39,7 @@ from sentinel.decide.picture import effect_key
 from sentinel.model import Action, Component, Page, Worker
 from sentinel.paging import PagerError
 from sentinel.serving import Adapter, AdapterError, Hands
+from sentinel.store import StoreError
 
 log = structlog.get_logger(__name__)
 
@@ -70,11 +72,12 @@ class Effects:
         done: Callable[[Done], Awaitable[list[AnyInstruction]]],
         valid: Callable[[], bool],
         new_id: Callable[[], str],
+        runbooks: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._serving, self._hands, self._pager = serving, hands, pager
         self._worker, self._look, self._done, self._valid = worker, look, done, valid
-        self._new_id, self._clock = new_id, clock
+        self._new_id, self._runbooks, self._clock = new_id, runbooks, clock
         self._lanes: dict[str, deque[AnyEffect]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()  # ids queued or running: a restored effect that is decided again is the same one
@@ -125,7 +128,7 @@ class Effects:
     async def _carry_out(self, effect: AnyEffect) -> Outcome:
         try:
             return await self._act(effect)
-        except AdapterError as error:
+        except (AdapterError, StoreError) as error:
             return None, str(error), {}
         except TimeoutError:
             return None, f"{_name(effect)} took too long and it cannot be told whether it took effect", {}
@@ -202,12 +205,15 @@ class Effects:
         return result.ok, result.detail or ("" if result.ok else f"{effect.action} on {effect.node} failed"), facts
 
     async def _page(self, effect: SendPage) -> Outcome:
-        pause = PAGE_RETRY[0]
+        page, pause = effect.page, PAGE_RETRY[0]
+        if not page.runbook and page.fault and self._runbooks:
+            page = msgspec.structs.replace(page, runbook=f"{self._runbooks}/{page.fault}")
         while True:
             try:
-                delivered = await self._pager.send(effect.page)
+                delivered = await self._pager.send(page)
             except PagerError as error:
-                log.warning("a page was not delivered yet; it is tried again", page=effect.page.id, error=str(error), in_s=pause)
+                pause = max(pause, min(error.retry_after_s, PAGE_RETRY[1]))
+                log.warning("a page was not delivered yet; it is tried again", page=page.id, error=str(error), in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, PAGE_RETRY[1])
                 continue

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -25,11 +25,17 @@ from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.watch import Watch
 from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, Restored, Tick
-from sentinel.model import Fleet, Worker
+from sentinel.model import Fleet, Worker, WorkerSeen
 from sentinel.serving import Adapter
 from sentinel.store import Stored, StoreError
 
 log = structlog.get_logger(__name__)
+
+
+class Serves(Adapter, Protocol):
+    """The adapter of all workers; it also takes in what agents report of them (Dynamo's instance ids change at each start)."""
+
+    def learn(self, seen: Iterable[WorkerSeen]) -> None: ...
 
 
 class Term:
@@ -42,13 +48,14 @@ class Term:
         decider: Decides,
         fleet: Fleet,
         store: Durable,
-        serving: Adapter,
+        serving: Serves,
         desk: CommandDesk,
         pager: Pager,
         journal: Journal,
         metrics: Metrics,
         tick: float,
         watch: float,
+        runbooks: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.lease, self.began_at = lease, clock()
@@ -62,13 +69,13 @@ class Term:
         self._watch = Watch(serving=serving, every=watch, feed=self.feed, new_id=self.new_id, clock=clock)
         self._effects = Effects(
             serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.look, done=self.feed,
-            valid=lease.valid, new_id=self.new_id, clock=clock,
+            valid=lease.valid, new_id=self.new_id, runbooks=runbooks, clock=clock,
         )
         self.core = Core(
             decider=decider, store=store, epoch=lease.epoch, valid=lease.valid, ledger=self.ledger, journal=journal,
             metrics=metrics, begin=self._effects.begin,
         )
-        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, clock=clock)
+        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=serving.learn, clock=clock)
 
     async def feed(self, event: AnyEvent) -> list[AnyInstruction]:
         """Submit one event and wait until what it caused is durable."""

@@ -18,6 +18,7 @@ from sentinel.controller.core import DeciderFailed, SteppedDown
 from sentinel.decide.events import AnyInstruction, Watched
 from sentinel.model import Worker
 from sentinel.serving import Adapter, AdapterError
+from sentinel.store import StoreError
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,7 @@ class Watch:
             async with asyncio.timeout(DEADLINE):
                 seen = await self._serving.look(worker)
             reachable = seen is not None
-        except (AdapterError, TimeoutError):
+        except (AdapterError, StoreError, TimeoutError):
             pass  # could not tell
         except Exception:
             log.exception("looking at a worker failed in a way that nobody foresaw", worker=worker.name)
