@@ -194,7 +194,8 @@ class Api:
         )
         log.info("an operator asked", by=by, verb=ask.verb, target=ask.target, reason=ask.reason, event_id=event.id)
         decided = await term.feed(event)
-        drains = [n.value for n in decided if isinstance(n, Record) and isinstance(n.value, Drain)]
+        # A standby that is started because of it moves through the same states, but is nothing that was asked for.
+        drains = [n.value for n in decided if isinstance(n, Record) and isinstance(n.value, Drain) and n.value.kind == "drain"]
         return _json({"event": event.id, "drains": drains})
 
     async def drain(self, request: web.Request) -> web.Response:
