@@ -143,7 +143,7 @@ class Drains:
             case S.STARTING:
                 return [StartWorker(id=name("start"), cause=cause, lane=lane, why=why, worker=w)]
             case S.VERIFYING if not d.verified:
-                deadline = min(30.0, self.p.policy.timing.verify_deadline)
+                deadline = min(30.0, float(self.p.policy.timing.verify_deadline))
                 return [Verify(id=name("verify"), cause=cause, lane=lane, why=why, worker=w, deadline_s=deadline)]
             case S.RETURNING:
                 return [Reroute(id=name("reroute"), cause=cause, lane=lane, why=why, worker=w)]

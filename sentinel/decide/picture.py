@@ -200,6 +200,8 @@ class Picture:
 
     def state_of(self, worker: Worker) -> WorkerState:
         drain = self.open_drain(worker.name)
+        if drain and drain.state is DrainState.RETURNING:
+            return WorkerState.ACTIVE  # verified: the published table is what puts a plain vLLM back, and Reroute confirms it
         if worker.standby and worker.name not in self.standby_up:
             return WorkerState.STANDBY
         return WorkerState.OUT if drain and drain.kind != "start" else WorkerState.ACTIVE
