@@ -25,7 +25,7 @@ OPERATOR = "demo"
 FASTER = {
     "timing.silent_after": "4s",
     "timing.silent_page_after": "3s",
-    "timing.verify_deadline": "20s",
+    "timing.verify_deadline": "45s",
     "timing.retry": "1s",
     "capacity.shift_back_after": "4s",
     "capacity.shift_back_step": "0.5",

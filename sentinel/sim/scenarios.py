@@ -42,7 +42,7 @@ async def gpu_off_bus(s: Story) -> None:
     s.expect(f"{victim} was evicted and stays out", killed and await _stopped(s, victim), _responses(s))
     _only(s, {victim})
     s.expect("the overflow pool takes load", overflow, _ms(s, "overflow serves"))
-    s.expect("one critical page", paged and [_severity(p) for p in s.pages()] == ["critical"], _pages(s))
+    s.expect("one critical page", paged and [p["urgency"] for p in s.pages()] == ["critical"], _pages(s))
     _fails_only_on(s, victim)
     _served_on(s)
 
@@ -123,7 +123,7 @@ async def agent_silent(s: Story) -> None:
     s.timeline.mark("agent returns", f"{node}: the agent runs again")
     await s.stage.revive_agent(node)
     over = await s.until(lambda: bool(s.pages("resolve")) and all(i.closed_at for i in s.new_incidents("agent-silent")), 20)
-    urgencies = [_severity(p) for p in s.pages()]
+    urgencies = [p["urgency"] for p in s.pages()]
     s.expect("one page of low urgency", paged and urgencies in (["warning"], ["info"]), _pages(s))
     s.expect("it names the silent agent", [i.fault for i in s.new_incidents()] == ["agent-silent"], _faults(s))
     _only(s, set())
@@ -223,11 +223,6 @@ def _reporters(s: Story) -> set[str]:
     }
 
 
-def _severity(page: dict[str, object]) -> str:
-    payload = page.get("payload")
-    return str(payload.get("severity", "")) if isinstance(payload, dict) else ""
-
-
 def _ms(s: Story, what: str) -> str:
     mark = s.timeline.first(what)
     return f"{what} after {s.timeline.ms(mark.at):.0f} ms" if mark else f"{what}: never seen"
@@ -238,7 +233,7 @@ def _responses(s: Story) -> str:
 
 
 def _pages(s: Story) -> str:
-    return "; ".join(f"{p['event']} {_severity(p)}".strip() for p in s.stage.pages) or "no page"
+    return "; ".join(f"{p['event']} {p['urgency']}".strip() for p in s.stage.pages) or "no page"
 
 
 def _faults(s: Story) -> str:

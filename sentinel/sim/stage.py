@@ -39,6 +39,7 @@ from sentinel.sim.engine import Shape
 from sentinel.sim.files import FASTER, Tokens, write_controller, write_tokens
 from sentinel.sim.rack import MODEL, NODES, PLACES
 from sentinel.store import Store, open_store
+from sentinel.testing.pagerduty import FakePagerDuty
 
 START_S = 20.0  # until the controller leads and every node has reported
 STOP_S = 6.0  # from SIGTERM to SIGKILL
@@ -166,9 +167,19 @@ class Stage:
             await self._spawn(name, "-m", module, argument, str(door.fileno()), pass_fds=(door.fileno(),))
 
     async def _start_pager(self) -> str:
-        from sentinel.testing.pagerduty import FakePagerDuty  # noqa: PLC0415
+        """The simulated pager; what it accepts becomes ``pages``."""
 
-        raise NotImplementedError(FakePagerDuty)
+        def take(event: dict[str, Any]) -> None:
+            payload = event.get("payload") or {}
+            page = {"at": time.time(), "event": event["event_action"], "dedup_key": event["dedup_key"],
+                    "urgency": payload.get("severity", ""), "summary": payload.get("summary", ""),
+                    "runbook": next((link["href"] for link in event.get("links", [])), "")}  # fmt: skip
+            self.pages.append(page)
+            self.on_page(page)
+
+        pager = FakePagerDuty(take)
+        await self._exits.enter_async_context(pager)
+        return pager.url
 
     async def _all_up(self) -> None:
         last = time.monotonic() + START_S

@@ -61,6 +61,7 @@ class Story:
     _at_end: list[tuple[str, Callable[[], tuple[bool, str]]]] = field(default_factory=list)
     _watching: asyncio.Task[None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _left: dict[str, float] = field(default_factory=dict)  # worker → when the pushed routes took it out
     _homes: dict[str, str] = field(default_factory=dict)  # session → the decoder that its stream last came from
 
@@ -83,7 +84,14 @@ class Story:
         while True:
             with contextlib.suppress(StageError):  # a controller that is busy for a moment is asked again
                 await self._look()
-            await asyncio.sleep(POLL_S)
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), POLL_S)
+
+    def _hurry(self) -> None:
+        """Something was pushed: what led to it is asked for at once."""
+        self._news.set()
+        self._changed.set()
 
     async def _look(self) -> None:
         self.incidents = {i.id: i for i in await self.stage.incidents()}
@@ -104,7 +112,7 @@ class Story:
         seen = min((f.at for f in incident.findings), default=incident.opened_at)
         self.timeline.mark("found", f"{incident.fault} at {incident.culprit}: {incident.summary}", at=seen, key=f"found {incident.id}")
         for n, step in enumerate(incident.history):
-            if n and step.what not in ("paged", "opened"):
+            if n and step.what not in ("decided", "paged", "closed", "merged"):  # told by the drain, the pager and below
                 self.timeline.mark(step.what, _sentence(incident.culprit, step), at=step.at, key=f"{incident.id} {step.what} {step.at}")
         if incident.closed_at is not None:
             self.timeline.mark("closed", f"{incident.fault} at {incident.culprit}", at=incident.closed_at, key=f"closed {incident.id}")
@@ -139,14 +147,14 @@ class Story:
         weights = {p.pool: p.weight for p in new.pools}
         if self.timeline.zero is not None and old and weights != {p.pool: p.weight for p in old.pools}:
             told = ", ".join(f"{p} {w:.0%}" for p, w in weights.items())
-            self.timeline.mark("weights", f"new sessions: {told}", at=now, key=f"weights {new.version}")
-        self._changed.set()
+            self.timeline.mark("weights", f"new sessions: {told}", at=now)
+        self._hurry()
 
     def _paged(self, page: dict[str, Any]) -> None:
-        payload = page.get("payload") or {}
-        detail = f"{page['event']} {payload.get('severity', '')}: {payload.get('summary', page['dedup_key'])}"
-        self.timeline.mark("paged" if page["event"] == "trigger" else f"page {page['event']}d", detail, at=page["at"])
-        self._changed.set()
+        what = "paged" if page["event"] == "trigger" else f"page {page['event']}d"
+        detail = f"{page['urgency']}: {page['summary']}" if page["urgency"] else page["dedup_key"]
+        self.timeline.mark(what, f"simulated pager: {detail}", at=page["at"])
+        self._hurry()
 
     def _served(self, record: Record) -> None:
         """A first token: traffic has shifted when a session of the worker that left streams from another one."""
