@@ -74,7 +74,9 @@ class Capacity:
         )
         if pools != self.p.routes.pools:
             why = self._difference(pools)
-            self.p.put_routes(Routes(version=self.p.routes.version + 1, at=self.p.now, why=why, pools=pools))
+            # From the clock where it is ahead, so that a store that lost its data does not send versions backwards.
+            version = max(self.p.routes.version + 1, int(self.p.now * 1000))
+            self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools))
 
     def _entries(self, pool: str) -> list[RouteEntry]:
         return [
