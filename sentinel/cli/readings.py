@@ -342,7 +342,7 @@ def _sees(look: Look) -> list[str]:
 
 
 def _show_looks(node: str, looks: list[Look]) -> None:
-    table = Table(title=_clean(f"{node}, looked at once"), title_justify="left", expand=False)
+    table = Table(title=Text(_clean(f"{node}, looked at once")), title_justify="left", expand=False)
     for column in ("probe", "sees", "thinks"):
         table.add_column(column, overflow="fold")
     for look in looks:
@@ -359,7 +359,7 @@ def _show_looks(node: str, looks: list[Look]) -> None:
             thinks.append(f"{fine} states measured and fine", "green")
         else:
             thinks.append("nothing else to say" if present else "nothing to say", "dim")
-        table.add_row(look.probe.name, Text("\n".join(map(_clean, _sees(look)))), thinks, end_section=True)
+        table.add_row(Text(_clean(look.probe.name)), Text("\n".join(map(_clean, _sees(look)))), thinks, end_section=True)
     _console().print(table)
 
 
@@ -367,7 +367,7 @@ def _show_stories(tally: recording.Tally, stories: list[Story], judged: int, las
     console = _console()
     head = tally.header
     title = f"{head.node or 'a node'}, recorded by sentinel {head.version or '?'}: {judged} readings judged"
-    table = Table(title=_clean(title), title_justify="left")
+    table = Table(title=Text(_clean(title)), title_justify="left")
     for column in ("first seen (UTC)", "lasted", "component", "finding", "action", "why"):
         table.add_column(column, overflow="fold")
     for s in sorted(stories, key=lambda s: s.first_at):

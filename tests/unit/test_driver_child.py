@@ -1,0 +1,354 @@
+"""The driver child, for real: a process with a thread per GPU over a simulated NVML, and a parent that never waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import Context, Probe, ProbeError
+from probes.gpu import GpuProbe
+from sentinel.agent.driver import ChildDriver, Pauses
+from sentinel.agent.probing import context, interval_s, load_probes
+from sentinel.config import AgentSettings, ConfigError
+from sentinel.testing.nvml import STATE_FILE, FakeState, gb200_tray
+
+FAKE = "sentinel.testing.nvml:from_file"
+DEADLINE_S = 0.6
+QUICK = Pauses(first=0.05, most=0.2, steady=60.0, reopen=0.1, refresh=60.0)
+
+
+class Tray:
+    """A simulated tray whose state can be changed while the child runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.state = path, gb200_tray()
+        self.save()
+        self.drivers: list[ChildDriver] = []
+
+    def save(self) -> None:
+        self.state.save(self.path)
+
+    def driver(self, deadline_s: float = DEADLINE_S, pauses: Pauses = QUICK, nvml: str = FAKE) -> ChildDriver:
+        driver = ChildDriver(deadline_s, nvml=nvml, env={**os.environ, STATE_FILE: str(self.path)}, pauses=pauses)
+        self.drivers.append(driver)
+        return driver
+
+
+@pytest.fixture
+async def tray(tmp_path: Path) -> AsyncIterator[Tray]:
+    made = Tray(tmp_path / "nvml.json")
+    yield made
+    made.state = FakeState()  # releases whatever hangs
+    for driver in made.drivers:
+        await driver.close(0.1)
+
+
+async def warm(driver: ChildDriver) -> dict[str, Any]:
+    """The first reading: a new process may take longer than a short deadline on a busy machine."""
+    return await until(driver.read, lambda r: "hung_s" not in r and len(r["gpus"]) > 0 and not hung(r))
+
+
+async def until(read: Callable[[], Awaitable[dict[str, Any]]], good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            reading = await read()
+            if good(reading):
+                return reading
+        except ProbeError:
+            pass
+        assert time.monotonic() < end, "it never came"
+        await asyncio.sleep(0.02)
+
+
+def hung(reading: dict[str, Any]) -> list[str | None]:
+    return [g["pci"] for g in reading["gpus"] if "hung_s" in g]
+
+
+async def test_a_tray_is_read_through_the_child(tray: Tray) -> None:
+    """Every GPU's values arrive, and what is simulated is named so."""
+    reading = await warm(tray.driver())
+    assert [g["pci"] for g in reading["gpus"]] == ["0008:01:00.0", "0009:01:00.0", "0018:01:00.0", "0019:01:00.0"]
+    assert all(g["rows_pending"] is False for g in reading["gpus"])
+    assert (reading["error"], reading["driver"], reading["nvml"]) == (None, "580.159.04", FAKE)
+
+
+async def test_without_a_driver_here_the_real_binding_says_so(tray: Tray) -> None:
+    """On a machine without NVIDIA's library the child reports that, and nobody dies of it."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        pass
+    else:
+        pytest.skip("this machine has an NVIDIA driver")
+    driver = tray.driver(deadline_s=10, nvml="pynvml")
+    probe = GpuProbe(Context(node="n", driver=driver))
+    first = await probe.read()
+    assert first.data["error"]["code"] == 12
+    assert (await driver.read())["error"]["code"] == 12  # known without asking again
+    assert [f.check for f in probe.assess(first, {}, {})] == ["driver.missing"]
+    assert driver.restarts == 0
+
+
+async def test_one_hung_gpu_costs_the_others_one_deadline_once(tray: Tray) -> None:
+    """The stuck GPU is named with how long; the others are read; the next look does not wait for it; it comes back by itself."""
+    driver = tray.driver()
+    await warm(driver)
+    tray.state.gpus[1].hang = ("*",)
+    tray.save()
+    first = await driver.read()
+    assert hung(first) == ["0009:01:00.0"]
+    assert len([g for g in first["gpus"] if g.get("rows_pending") is False]) == 3
+    started = time.monotonic()
+    again = await driver.read()
+    assert time.monotonic() - started < first["gpus"][1]["hung_s"]
+    assert again["gpus"][1]["hung_s"] > first["gpus"][1]["hung_s"]
+    assert driver.hung == ("0009:01:00.0",)
+    pid = driver.pid
+    tray.state.gpus[1].hang = ()
+    tray.save()
+    await until(driver.read, lambda r: not hung(r))
+    assert (driver.pid, driver.hung) == (pid, ())
+
+
+async def test_at_most_one_thread_is_ever_stuck_per_gpu(tray: Tray) -> None:
+    """However often it is asked, a stuck GPU holds one thread, in one process that is left alone."""
+    driver = tray.driver(deadline_s=0.2)
+    await warm(driver)
+    pid, threads = driver.pid, _threads(driver)
+    tray.state.gpus[0].hang = tray.state.gpus[2].hang = ("nvmlDeviceGetFieldValues",)
+    tray.save()
+    for _ in range(5):
+        assert hung(await driver.read()) == ["0008:01:00.0", "0018:01:00.0"]
+    assert (driver.pid, _threads(driver)) == (pid, threads)
+
+
+def _threads(driver: ChildDriver) -> int:
+    return len(list(Path(f"/proc/{driver.pid}/task").iterdir()))
+
+
+async def test_a_hung_initialisation_is_named(tray: Tray) -> None:
+    """When nvmlInit does not return, the reading says for how long, and later everything is there."""
+    tray.state.hang_init = True
+    tray.save()
+    driver = tray.driver()
+    assert (await until(driver.read, lambda r: "hung_s" in r))["gpus"] == []
+    tray.state.hang_init = False
+    tray.save()
+    assert len((await warm(driver))["gpus"]) == 4
+
+
+async def test_a_child_that_dies_is_replaced_after_a_pause(tray: Tray) -> None:
+    """Its death is told in one sentence, about the monitor; a new one takes over."""
+    driver = tray.driver(pauses=Pauses(first=0.8, most=0.8))
+    await warm(driver)
+    assert driver.pid
+    os.kill(driver.pid, signal.SIGKILL)
+    with pytest.raises(ProbeError, match="died of signal 9"):
+        for _ in range(3):  # the news of its death may come a moment after the next question
+            await driver.read()
+            await asyncio.sleep(0.05)
+    with pytest.raises(ProbeError, match="the next one starts in"):
+        await driver.read()
+    assert len((await warm(driver))["gpus"]) == 4
+    assert driver.restarts == 1
+
+
+async def test_a_child_that_takes_no_question_is_replaced(tray: Tray) -> None:
+    """One that is stopped in its tracks, with no call under way, is ended and replaced."""
+    driver = tray.driver()
+    await warm(driver)
+    pid = driver.pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ProbeError, match="took no question"):
+        await driver.read()
+    await warm(driver)
+    assert driver.pid != pid
+
+
+async def test_library_and_module_that_differ_are_tried_again_by_a_fresh_child(tray: Tray) -> None:
+    """Code 18 is the reading's error; a loaded library stays the old one, so another process asks later."""
+    tray.state.init_error = 18
+    tray.save()
+    driver = tray.driver(deadline_s=10)
+    reading = await driver.read()
+    assert reading["error"]["code"] == 18
+    assert driver.pid is None
+    tray.state.init_error = 0
+    tray.save()
+    assert len((await warm(driver))["gpus"]) == 4
+    assert driver.restarts == 0
+
+
+async def test_a_lost_gpu_keeps_its_address(tray: Tray) -> None:
+    """A GPU whose handle cannot be had any more is named by the address it had; a fresh child looks again."""
+    driver = tray.driver(pauses=Pauses(first=0.05, reopen=0.1, refresh=0.0))
+    await warm(driver)
+    tray.state.gpus[3].gone = tray.state.gpus[3].no_handle = 15
+    tray.save()
+    lost = await until(driver.read, lambda r: any("error" in g for g in r["gpus"]))
+    first = driver.pid
+    lost = await until(driver.read, lambda r: any("error" in g for g in r["gpus"]))
+    assert [(g["pci"], g["error"]["code"]) for g in lost["gpus"] if "error" in g] == [("0019:01:00.0", 15)]
+    assert driver.pid != first
+
+
+async def test_addresses_are_forgotten_when_the_count_changes(tray: Tray) -> None:
+    """With one GPU fewer the indices mean other GPUs, so none is named by an old index."""
+    driver = tray.driver(pauses=Pauses(first=0.05, refresh=0.0))
+    await warm(driver)
+    tray.state.gpus[0].gone = 15
+    tray.save()
+    await until(driver.read, lambda r: any("error" in g for g in r["gpus"]))
+    del tray.state.gpus[0]
+    tray.state.gpus[0].no_handle = 15
+    tray.save()
+    reading = await until(driver.read, lambda r: len(r["gpus"]) == 3)
+    assert [g["pci"] for g in reading["gpus"]] == [None, "0018:01:00.0", "0019:01:00.0"]
+
+
+async def test_the_driver_is_let_go_of_for_a_repair(tray: Tray) -> None:
+    """Inside ``released`` no process of ours holds the driver; afterwards it is read again."""
+    driver = tray.driver()
+    await warm(driver)
+    pid = driver.pid
+    async with driver.released() as free:
+        assert free
+        assert not Path(f"/proc/{pid}").exists()
+    assert len((await warm(driver))["gpus"]) == 4
+
+
+async def test_a_stuck_driver_cannot_be_let_go_of(tray: Tray) -> None:
+    """With a call under way the child is not killed for a repair, and the caller is told."""
+    driver = tray.driver(deadline_s=0.2)
+    await warm(driver)
+    tray.state.gpus[0].hang = ("*",)
+    tray.save()
+    assert hung(await driver.read())
+    pid = driver.pid
+    async with driver.released() as free:
+        assert not free
+    assert driver.pid == pid
+
+
+async def test_close_ends_even_a_stuck_child_and_soon(tray: Tray) -> None:
+    """At shutdown the child is asked, waited for, and only then killed."""
+    driver = tray.driver(deadline_s=0.2)
+    await warm(driver)
+    tray.state.gpus[0].hang = ("*",)
+    tray.save()
+    await driver.read()
+    pid = driver.pid
+    await driver.close(0.2)
+    assert not Path(f"/proc/{pid}").exists()
+    assert driver.pid is None
+
+
+async def test_the_child_outlives_signals_meant_for_its_parent(tray: Tray) -> None:
+    """Ctrl-C in a terminal and a TERM to the whole group leave a call under way alone."""
+    driver = tray.driver()
+    await warm(driver)
+    pid = driver.pid
+    assert pid
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+    assert len((await driver.read())["gpus"]) == 4
+    assert driver.pid == pid
+
+
+def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """The end of standard input is the parent's death; a library's own printing does not break the protocol."""
+    path = tmp_path / "nvml.json"
+    gb200_tray().save(path)
+    command = [sys.executable, "-m", "sentinel.agent.driver_child", FAKE]
+    run = subprocess.run(
+        command, input=b'{"read":1}\n', capture_output=True, timeout=30, check=False, env={**os.environ, STATE_FILE: str(path)}
+    )
+    lines = run.stdout.splitlines()
+    assert run.returncode == 0
+    assert lines[0] == b'{"ack":1,"asked":[]}'
+    assert sorted(line[:8] for line in lines[2:]) == [b'{"gpu":%d' % n for n in range(4)]
+
+
+async def test_our_own_fault_is_not_called_a_hang(tray: Tray) -> None:
+    """A bug while reading a GPU is told as such, for that GPU, and the thread lives on."""
+    tray.state.gpus[2].set(pids=[1])
+    tray.state.gpus[2].answers["nvmlDeviceGetRepairStatus"] = []  # a shape that no driver has
+    tray.save()
+    driver = tray.driver()
+    reading = await warm(driver)
+    assert "IndexError" in reading["gpus"][2]["failed"]
+    found = GpuProbe(Context(node="n", driver=driver))
+    findings = found.assess(await found.read(), {}, {"gpus": 4})
+    assert [f.check for f in findings if f.present] == ["gpu.unreadable"]
+    tray.state.gpus[2].set(repair_pending=False)
+    tray.save()
+    await until(driver.read, lambda r: r["gpus"][2].get("rows_pending") is False)
+
+
+# -- which probes run ---------------------------------------------------------------------------------------------------------
+
+
+def points(**values: str) -> list[EntryPoint]:
+    return [EntryPoint(name, value, "sentinel.probes") for name, value in values.items()]
+
+
+def test_one_broken_site_probe_leaves_the_others_alone() -> None:
+    """A probe that cannot be imported, or is none, is told and left out."""
+    broken: dict[str, Exception] = {}
+    found = load_probes(
+        AgentSettings(node="t01"),
+        None,
+        found=points(gpu="probes.gpu:GpuProbe", site="no_such_module:Probe", odd="pathlib:Path"),
+        on_broken=broken.__setitem__,
+    )
+    assert [p.name for p in found] == ["gpu"]
+    assert sorted(broken) == ["odd", "site"]
+
+
+def test_a_probes_own_table_reaches_it() -> None:
+    """Options come from the configuration, an override wins, and ``enabled = false`` leaves a probe out."""
+    settings = AgentSettings(node="t01", probes={"gpu": {"interval": "2s"}})
+    assert context(settings, "gpu", None, {"interval": "9s"}).options == {"interval": "9s"}
+    (probe,) = load_probes(settings, None, found=points(gpu="probes.gpu:GpuProbe"))
+    assert isinstance(probe, Probe)
+    assert interval_s(settings, probe) == 2.0
+    assert interval_s(AgentSettings(node="t01"), probe) == probe.interval_s
+    off = AgentSettings(node="t01", probes={"gpu": {"enabled": False}})
+    assert load_probes(off, None, found=points(gpu="probes.gpu:GpuProbe")) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"gpuu": {}}, r"agent\.probes\.gpuu: no such probe; installed are gpu"),
+        ({"gpu": {"enabled": "no"}}, r"agent\.probes\.gpu\.enabled: expected true or false, got 'no'"),
+        ({"gpu": {"intervall": "5s"}}, r"agent\.probes\.gpu: unknown option 'intervall'"),
+    ],
+)
+def test_a_wrong_probe_table_is_one_sentence(table: dict[str, dict[str, Any]], sentence: str) -> None:
+    """What was wrong and where, before anything runs."""
+    with pytest.raises(ConfigError, match=sentence):
+        load_probes(AgentSettings(node="t01", probes=table), None, found=points(gpu="probes.gpu:GpuProbe"))
+
+
+@pytest.mark.parametrize("value", ["5", 5, "-5s", "0s"])
+def test_a_wrong_interval_is_one_sentence(value: Any) -> None:
+    """An interval is a duration above zero."""
+    settings = AgentSettings(node="t01", probes={"gpu": {"interval": value}})
+    (probe,) = load_probes(settings, None, found=points(gpu="probes.gpu:GpuProbe"))
+    with pytest.raises(ConfigError, match=r"agent\.probes\.gpu\.interval: expected"):
+        interval_s(settings, probe)
