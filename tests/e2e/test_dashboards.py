@@ -10,15 +10,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import promql_parser
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 TOP = Path(__file__).parents[2]
 BOARDS = sorted((TOP / "dashboards").glob("*.json"))
