@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,10 +42,8 @@ class Leader:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise click.UsageError(f"--controller: expected http://host:port or https://host:port, got {url!r}")
         self._token = _token(token_file)
-        try:
-            self._trust = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-        except (OSError, ssl.SSLError) as error:
-            raise click.UsageError(f"--ca-file: {ca_file} holds no usable certificate: {error}") from None
+        self._ca_file = ca_file
+        self._trust: Any = None  # made when the first https controller is asked
 
     def get(self, path: str) -> Any:
         return self._call("GET", path, None)
@@ -84,11 +81,10 @@ class Leader:
     def _ask(self, method: str, url: str, path: str, body: bytes | None) -> tuple[int, Any]:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        connection: http.client.HTTPConnection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=self._trust)
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
-        )
+        connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
+        if parts.scheme == "https":
+            self._trust = self._trust or _trusted(self._ca_file)
+            connection = http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=self._trust)
         headers = {"Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -106,6 +102,15 @@ class Leader:
             if response.status < 300:
                 raise Refused(f"{url}{path} answered something that is not JSON; is that a controller?") from None
             return response.status, None
+
+
+def _trusted(ca_file: Path | None) -> Any:
+    import ssl  # noqa: PLC0415  (reads every certificate of the machine, which plain http does not need)
+
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"--ca-file: {ca_file} holds no usable certificate: {error}") from None
 
 
 def _token(path: Path | None) -> str:

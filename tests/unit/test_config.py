@@ -1,0 +1,171 @@
+"""The configuration file: a wrong one costs one sentence that names file, key, what was wanted and what was found."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sentinel.cli.main import main
+from sentinel.config import ConfigError, load, read_secret
+from sentinel.model import Role
+
+GOOD = """
+[controller]
+listen = "127.0.0.1:0"
+lease = "3s"
+tick = "500ms"
+
+[[pools]]
+name = "chat"
+floor = 0.5
+overflow = ["spill"]
+
+[[pools]]
+name = "spill"
+primary = false
+
+[[nodes]]
+name = "t01"
+
+[[nodes]]
+name = "t02"
+
+[[workers]]
+name = "prefill-1"
+pool = "chat"
+url = "http://t01:8000"
+role = "prefill"
+gpus = ["t01/gpu@0008:01:00.0", "t02/gpu@PCI:0008:01:00"]
+
+[[workers]]
+name = "spill-1"
+pool = "spill"
+url = "http://t02:8000"
+standby = true
+"""
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "sentinel.toml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+class TestGood:
+    def test_it_becomes_the_fleet(self, tmp_path: Path) -> None:
+        """Durations are seconds, GPU addresses one spelling, and a worker's nodes follow from its GPUs."""
+        settings = load(written(tmp_path, GOOD))
+        assert settings.controller is not None
+        assert (settings.controller.lease, settings.controller.tick) == (3.0, 0.5)
+        fleet = settings.fleet()
+        worker = fleet.workers[0]
+        assert (worker.role, worker.nodes) == (Role.PREFILL, ("t01", "t02"))
+        assert [str(g) for g in worker.gpus] == ["t01/gpu@0008:01:00.0", "t02/gpu@0008:01:00.0"]
+        assert fleet.nodes == ("t01", "t02")
+
+
+BAD = {
+    "unknown key": ('lease = "3s"', 'leese = "3s"', ["controller", "leese"]),
+    "unknown table": ("[controller]", "[controler]", ["controler"]),
+    "wrong type": ('listen = "127.0.0.1:0"', "listen = 9455", ["controller.listen", "str", "int"]),
+    "duration without unit": ('lease = "3s"', 'lease = "3"', ["controller.lease", "duration", "'3'"]),
+    "duration as a number": ('lease = "3s"', "lease = 3", ["controller.lease", "duration", "3"]),
+    "negative duration": ('lease = "3s"', 'lease = "-3s"', ["controller.lease", "duration", "-3s"]),
+    "share above one": ("floor = 0.5", "floor = 1.5", ["pools[0].floor", "1.0"]),
+    "unknown role": ('role = "prefill"', 'role = "prefil"', ["workers[0].role", "prefil"]),
+    "unknown adapter": ('role = "prefill"', 'adapter = "sglang"', ["workers.prefill-1.adapter", "sglang"]),
+    "missing file": ('lease = "3s"', 'node_tokens = "/nowhere/tokens"', ["controller.node_tokens", "/nowhere/tokens"]),
+    "pool without workers": ('pool = "spill"', 'pool = "chat"', ["pools", "'spill'", "no workers"]),
+    "worker of no pool": ('pool = "spill"', 'pool = "spil"', ["spil"]),
+    "overflow to nowhere": ('overflow = ["spill"]', 'overflow = ["spil"]', ["pools.chat.overflow", "'spil'"]),
+    "overflow into itself": ('overflow = ["spill"]', 'overflow = ["chat"]', ["pools.chat.overflow", "itself"]),
+    "two nodes with one name": ('name = "t02"', 'name = "t01"', ["nodes", "'t01'", "2 times"]),
+    "two workers with one name": ('name = "spill-1"', 'name = "prefill-1"', ["workers", "'prefill-1'", "2 times"]),
+    "no name": ('name = "spill-1"', 'name = "spill 1"', ["workers", "'spill 1'"]),
+    "not a GPU": ("t01/gpu@0008:01:00.0", "t01/gpu7", ["workers.prefill-1.gpus", "t01/gpu7", "node/gpu@dddd:bb:dd.f"]),
+    "GPU of no node": ("t01/gpu@0008:01:00.0", "t09/gpu@0008:01:00.0", ["workers.prefill-1.gpus", "'t09'"]),
+    "GPU of two workers": ("standby = true", 'gpus = ["t01/gpu@0008:01:00.0"]', ["spill-1", "0008:01:00.0", "prefill-1"]),
+    "url without scheme": ('url = "http://t01:8000"', 'url = "t01:8000"', ["workers.prefill-1.url", "t01:8000"]),
+    "not TOML": ("[controller]", "[controller", ["not valid TOML", "line"]),
+    "key twice": ('lease = "3s"', 'lease = "3s"\nlease = "4s"', ["not valid TOML"]),
+}
+
+
+class TestBad:
+    @pytest.mark.parametrize("case", BAD)
+    def test_one_sentence_names_what_is_wrong(self, tmp_path: Path, case: str) -> None:
+        """Each wrong file is refused in one sentence with the file, the key and what was found."""
+        old, new, says = BAD[case]
+        assert GOOD.count(old) >= 1, case
+        file = written(tmp_path, GOOD.replace(old, new, 1))
+        with pytest.raises(ConfigError) as caught:
+            load(file)
+        sentence = str(caught.value)
+        assert sentence.startswith(f"{file}: ")
+        assert "\n" not in sentence
+        for part in says:
+            assert part in sentence, sentence
+
+    def test_a_file_that_is_not_there_or_not_text(self, tmp_path: Path) -> None:
+        """A missing file, a directory and bytes that are no UTF-8 are sentences too."""
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load(tmp_path / "none.toml")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load(tmp_path)
+        file = tmp_path / "binary.toml"
+        file.write_bytes(b"name = '\xff'")
+        with pytest.raises(ConfigError, match="UTF-8"):
+            load(file)
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        ("mode", "text", "says"), [(0o644, "key\n", "everyone"), (0o600, "\n", "empty"), (0o600, None, "read")]
+    )
+    def test_a_secret_that_others_may_read_is_refused(self, tmp_path: Path, mode: int, text: str | None, says: str) -> None:
+        """World-readable, empty and missing files are refused; the sentence never holds the secret."""
+        file = tmp_path / "secret"
+        if text is not None:
+            file.write_text(text)
+            file.chmod(mode)
+        with pytest.raises(ConfigError, match=says) as caught:
+            read_secret(file, "paging.pagerduty_key_file")
+        assert "key\n" not in str(caught.value)
+
+
+class TestCommands:
+    def test_check_says_what_a_good_file_sets_up(self, tmp_path: Path) -> None:
+        """``sentinel config check`` ends with 0 and counts pools, workers and nodes."""
+        result = CliRunner().invoke(main, ["config", "check", str(written(tmp_path, GOOD))])
+        assert result.exit_code == 0, result.output
+        assert "controller" in result.output
+        assert "2 workers" in result.output
+
+    @pytest.mark.parametrize("case", ["unknown key", "negative duration", "two nodes with one name", "not TOML"])
+    def test_check_refuses_a_bad_file_without_a_traceback(self, tmp_path: Path, case: str) -> None:
+        """``sentinel config check`` ends with 1 and one line."""
+        old, new, says = BAD[case]
+        result = CliRunner().invoke(main, ["config", "check", str(written(tmp_path, GOOD.replace(old, new, 1)))])
+        assert result.exit_code == 1
+        assert len(result.output.strip().splitlines()) == 1
+        assert says[-1] in result.output
+
+    @pytest.mark.parametrize(("key", "text"), [("policy", "[timing]\nretry = 5\n"), ("node_tokens", "t01 short\n")])
+    def test_check_looks_into_the_files_that_are_named(self, tmp_path: Path, key: str, text: str) -> None:
+        """A policy or a token file that cannot be used is found before a daemon is started with it."""
+        named = tmp_path / "named"
+        named.write_text(text)
+        file = written(tmp_path, GOOD.replace('lease = "3s"', f'{key} = "{named}"', 1))
+        result = CliRunner().invoke(main, ["config", "check", str(file)])
+        assert result.exit_code == 1, result.output
+        assert str(named) in result.output
+
+    def test_a_token_is_printed_once_with_the_line_for_the_controller(self) -> None:
+        """The second line holds the digest of the first; two calls give two tokens."""
+        first, second = (CliRunner().invoke(main, ["token", "t01"]).output.splitlines() for _ in range(2))
+        assert first[1] == f"t01 {hashlib.sha256(first[0].encode()).hexdigest()}"
+        assert first[0] != second[0]
+        assert CliRunner().invoke(main, ["token", "no name"]).exit_code == 2
