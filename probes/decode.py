@@ -79,7 +79,7 @@ def conclude(findings: tuple[Finding, ...]) -> Verdict:
     live = [
         f for i, f in enumerate(findings)
         if f.present and f.suspect is not Suspect.MONITOR
-        and not (i < cleared.get(f.component.gpu, -1) and f.action is not Action.RESTART_WORKER)  # the driver took it back
+        and not (i < cleared.get(f.component.gpu or "", -1) and f.action is not Action.RESTART_WORKER)  # the driver took it back
         and not (gpu_fatal and f.check.startswith("sxid."))  # a switch that cries for a dead GPU lost its far end
     ]
     if not live and cleared:

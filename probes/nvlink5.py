@@ -4,8 +4,8 @@ This module exists because the number alone says nothing: one Xid 145 is a corre
 line carries register words that the vendor's sheet decodes. What always holds:
 
 * Both layouts of the first word are tried (drivers before and since R575), because the driver's version is not in the line.
-  That is safe: no mask of one layout fits a line of another unit's other layout with an equal errorStatus (checked over
-  the whole sheet by a test).
+  That is safe: no word and errorStatus is judged one way as one unit's old layout and another way as another unit's new
+  one (checked over the whole sheet by a test).
 * The line's own Fatal or Nonfatal decides where no row of the sheet fits, and outranks a row that is milder.
 * A line without its words is judged by the strongest row of its unit that agrees with Fatal or Nonfatal.
 * An injected event (``i1``) is on record and asks for nothing.
@@ -115,7 +115,8 @@ def _judge(code: int, unit: str, fatal: bool, rule: LinkRule | None) -> tuple[Ju
         certainty = 0.8
         kin = [r for r in link_rules() if r.xid == code and unit in r.units and (r.severity != "nonfatal") == fatal]
         # Words that are missing or fit nothing: the unit's strongest row for this word is the careful reading.
-        rule = max((r for r in kin if not r.promoted), key=lambda r: _bucket(r).action.rank, default=None)
+        plain = (r for r in kin if not r.promoted)
+        rule = max(plain, key=lambda r: (_bucket(r).action.rank, r.follow_up != "IGNORE"), default=None)
     if rule is None:
         if fatal:
             return buckets()["RESET_GPU"], certainty

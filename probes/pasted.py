@@ -92,8 +92,6 @@ def _from_json(line: str) -> tuple[str | None, str]:
         return None, "quoted"
     if "_TRANSPORT" in entry:
         message = entry.get("MESSAGE")
-        if isinstance(message, list) and all(isinstance(b, int) and 0 <= b < 256 for b in message):
-            message = bytes(message).decode("utf-8", "replace")
         return (message, "") if entry["_TRANSPORT"] == "kernel" and isinstance(message, str) else (None, "user_space")
     if "msg" in entry and entry.keys() <= _DMESG_KEYS:
         kernel = entry.get("fac", "kern") in ("kern", 0)
