@@ -19,7 +19,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -34,6 +35,7 @@ log = structlog.get_logger()
 Vector = tuple[str, ...]
 Outcome = tuple[bool, str]  # it ended well, the tail of what it said
 CarryOut = Callable[[Vector, float], Awaitable[Outcome]]
+Release = Callable[[], AbstractAsyncContextManager[bool]]
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _VALUE = re.compile(r"[A-Za-z0-9@:._/-]{1,128}")
@@ -126,10 +128,17 @@ async def run_vector(vector: Vector, deadline_s: float) -> Outcome:
         os.close(reader)
 
 
+@asynccontextmanager
+async def unreleased() -> AsyncIterator[bool]:
+    """Where nobody holds the driver."""
+    yield True
+
+
 class Actions:
     """Fetches commands, carries them out and reports how they ended; ``run`` until cancelled.
 
     ``count(action, outcome)`` counts, with outcome ``ok``, ``failed`` or ``refused``. ``carry_out`` is how a vector is run.
+    ``release()`` is an async context in which our own driver child does not hold the GPUs: a reset fails while anybody does.
     """
 
     def __init__(
@@ -141,10 +150,11 @@ class Actions:
         *,
         count: Callable[[str, str], None] = lambda action, outcome: None,
         carry_out: CarryOut = run_vector,
+        release: Release = unreleased,
     ) -> None:
         check(allowed)
         self.allowed = allowed
-        self._node, self._link, self._count, self._carry_out = node, link, count, carry_out
+        self._node, self._link, self._count, self._carry_out, self._release = node, link, count, carry_out, release
         self._ledger = Ledger(ledger_path, node)
         self._exclusive = asyncio.Lock()
         self._slots = asyncio.Semaphore(8)
@@ -218,9 +228,14 @@ class Actions:
             self._tell(CommandResult(id=command.id, node=self._node, ok=False, refused=True, detail=detail))
             return
         log.warning("carrying out", command=command.id, action=command.action, vector=vector, why=command.why)
-        async with self._slots, self._exclusive if command.action.startswith(_EXCLUSIVE) else contextlib.nullcontext():
+        deadline_s = min(max(command.deadline_s, 0.1), _DEADLINE_MAX_S)
+        exclusive = self._exclusive if command.action.startswith(_EXCLUSIVE) else contextlib.nullcontext()
+        released = self._release() if command.action.startswith("reset") else unreleased()
+        async with self._slots, exclusive, released as free:
+            if not free:
+                log.warning("our own driver child is stuck and still holds a GPU", action=command.action)
             try:
-                ok, detail = await self._carry_out(vector, min(max(command.deadline_s, 0.1), _DEADLINE_MAX_S))
+                ok, detail = await self._carry_out(vector, deadline_s)
             except Exception as error:
                 ok, detail = False, f"it could not be carried out: {error}"
         result = CommandResult(id=command.id, node=self._node, ok=ok, detail=detail, seconds=time.monotonic() - started)

@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 
 from probes import Probe
 from sentinel import __version__
-from sentinel.agent.actions import Actions, CarryOut, check, run_vector
+from sentinel.agent.actions import Actions, CarryOut, Release, check, run_vector, unreleased
 from sentinel.agent.known import Known
 from sentinel.agent.link import Link
 from sentinel.agent.metrics import AgentMetrics, KnownCollector
@@ -55,6 +55,7 @@ class Agent:
     * ``session``: a shared aiohttp session, which the agent does not close; None: one of its own.
     * ``registry``: where its metrics go; None: one of its own (``agent.metrics.registry``). One registry per agent.
     * ``carry_out(vector, deadline_s) -> (ok, detail)``: how an allowed argument vector is run; the default runs the program.
+    * ``release()``: an async context in which nobody of ours holds the GPUs' driver; a reset runs inside it.
 
     ``start`` and ``reconfigure`` raise ConfigError with one sentence; a failed ``reconfigure`` has changed nothing.
     """
@@ -68,6 +69,7 @@ class Agent:
         session: aiohttp.ClientSession | None = None,
         registry: CollectorRegistry | None = None,
         carry_out: CarryOut = run_vector,
+        release: Release = unreleased,
     ) -> None:
         self.settings = settings
         self.known = Known()
@@ -77,7 +79,7 @@ class Agent:
         self.reporter: Reporter | None = None
         self.actions: Actions | None = None
         self._probes = probes
-        self._clock, self._carry_out = clock, carry_out
+        self._clock, self._carry_out, self._release = clock, carry_out, release
         self._shared_session = session
         self._session: aiohttp.ClientSession | None = None
         self._memories: dict[str, dict[str, Any]] = {}
@@ -124,24 +126,25 @@ class Agent:
 
     async def stop(self) -> None:
         """End everything and close the probes; what was found and not acknowledged stays in the spool."""
-        await self.runner.stop()
+        if hasattr(self, "runner"):
+            await self.runner.stop()
         await self._undo.aclose()
 
     async def reconfigure(self, settings: AgentSettings, probes: Sequence[Probe]) -> None:
         """Take over a new configuration while running. Actions under way go on; memories and states of probes that stay do too."""
         old = self.settings
-        for key in ("node", "state_dir"):
+        for key in ("node", "state_dir", "driver_deadline"):
             if getattr(old, key) != getattr(settings, key):
                 raise ConfigError(f"agent.{key}: cannot change while the agent runs; restart it for that")
         runner = self._runner(settings, probes)
         check(settings.actions)
-        if self.link is None:
+        if self.link is None or not settings.controllers:
             Link(settings, self._http())  # only to learn now whether it can be used
         status = self._status
         if settings.listen != old.listen:
             status = await StatusServer.open(settings.listen, self.metrics.registry, self.health) if settings.listen else None
         try:
-            if self.link is not None:
+            if self.link is not None and settings.controllers:
                 self.link.configure(settings)
         except ConfigError:
             if status is not None and status is not self._status:
@@ -209,14 +212,15 @@ class Agent:
         if not news:
             return True
         self.metrics.count_xids(news)
-        for finding in news:
+        told = [n.finding for n in news]
+        for finding in told:
             (log.warning if finding.present else log.info)(
                 "found" if finding.present else "ended", check=finding.check, component=str(finding.component),
                 severity=finding.severity.value, summary=finding.summary, id=finding.id,
             )  # fmt: skip
         if self.reporter is None:
             return True
-        self.spool.add(news)
+        self.spool.add(told)
         self.reporter.wake()
         try:
             async with asyncio.timeout(_DISK_S):
@@ -269,6 +273,7 @@ class Agent:
                 settings.state_dir / "actions.jsonl",
                 count=self.metrics.count_action,
                 carry_out=self._carry_out,
+                release=self._release,
             )
         except OSError as error:
             raise ConfigError(f"agent.state_dir: {error.filename} cannot be used: {error.strerror}") from None

@@ -5,7 +5,7 @@ What always holds:
 * READY=1 comes after the first probes are scheduled; WATCHDOG=1 only while ``Agent.alive()``.
 * SIGTERM and SIGINT end it cleanly. SIGHUP reads the configuration again; one that cannot be used changes nothing and is
   told in one sentence.
-* The driver's child is started with the probes that read through it, and ends after them.
+* The driver's child outlives reloads and ends last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,24 @@ from sentinel.model import Finding, Reading
 
 log = structlog.get_logger()
 
-Loaded = tuple[Sequence[Probe], Callable[[], Awaitable[None]]]  # probes, and what to end after they are closed
+Make = Callable[[AgentSettings], Sequence[Probe]]
+
+_END_S = 4.5  # in all; systemd and the person waiting are promised five seconds
 
 
-def with_driver(settings: AgentSettings) -> Loaded:
-    """The installed probes, reading the GPUs through a child process."""
-    driver = ChildDriver(float(settings.driver_deadline))
-    broken: list[Probe] = []
-    probes = load_probes(settings, driver, on_broken=lambda name, error: broken.append(_Broken(settings.node, name, error)))
-    return [*probes, *broken], driver.close
+class Installed:
+    """The installed probes. All of them, before and after a reload, read the GPUs through one child: a second child beside one
+    that hangs in the driver would be a second stuck call."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.driver = ChildDriver(float(settings.driver_deadline))
+
+    def __call__(self, settings: AgentSettings) -> Sequence[Probe]:
+        broken: list[Probe] = []
+        probes = load_probes(
+            settings, self.driver, on_broken=lambda name, error: broken.append(_Broken(settings.node, name, error))
+        )
+        return [*probes, *broken]
 
 
 class _Broken:
@@ -67,10 +76,10 @@ def _agent_table(settings: Settings, config_path: Path) -> AgentSettings:
     return settings.agent
 
 
-async def run(settings: Settings, config_path: Path, *, loaded: Callable[[AgentSettings], Loaded] = with_driver) -> int:
+async def run(settings: Settings, config_path: Path, *, probes: Make | None = None) -> int:
     """Run until a signal ends it; returns an exit status, 1 when a part of it broke. Raises ConfigError when it cannot start.
 
-    ``loaded`` is where probes come from; a site's own go through the entry points, so only tests change it.
+    ``probes``: where they come from instead of the entry points (for tests; a site's own go through the entry points).
     """
     own = _agent_table(settings, config_path)
     loop = asyncio.get_running_loop()
@@ -80,21 +89,18 @@ async def run(settings: Settings, config_path: Path, *, loaded: Callable[[AgentS
         loop.add_signal_handler(number, ending.set)
     loop.add_signal_handler(signal.SIGHUP, again.set)
 
-    probes, close = loaded(own)
-    agent = Agent(own, probes)
+    installed = Installed(own)
+    make = probes or installed
+    agent = Agent(own, make(own), release=installed.driver.released)
+    watchdog = None
     try:
         await agent.start()
-    except BaseException:
-        await close()
-        raise
-    watchdog = asyncio.create_task(service.watchdog(agent.alive), name="watchdog")
-    service.ready(_status(agent))
-    log.info("agent started", node=own.node, probes=[p.name for p in probes], controllers=own.controllers, port=agent.port)
-    gc.collect()
-    gc.freeze()  # what the start left behind lives as long as we do; no later collection needs to walk it
-
-    waits = [asyncio.create_task(event.wait()) for event in (ending, agent.down, again)]
-    try:
+        watchdog = asyncio.create_task(service.watchdog(agent.alive), name="watchdog")
+        service.ready(_status(agent))
+        log.info("agent started", node=own.node, probes=list(agent.runner.status), controllers=own.controllers, port=agent.port)
+        gc.collect()
+        gc.freeze()  # what the start left behind lives as long as we do; no later collection needs to walk it
+        waits = [asyncio.create_task(event.wait()) for event in (ending, agent.down, again)]
         while True:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if ending.is_set() or agent.down.is_set():
@@ -102,40 +108,35 @@ async def run(settings: Settings, config_path: Path, *, loaded: Callable[[AgentS
             again.clear()
             waits[-1] = asyncio.create_task(again.wait())
             service.reloading()
-            close = await _reload(agent, config_path, loaded, close)
+            await _reload(agent, config_path, make)
             service.ready(_status(agent))
     finally:
         service.stopping()
-        for task in waits:
-            task.cancel()
-        # The watchdog goes on until the end: stopping is work, too, and may hang.
-        await agent.stop()
-        await close()
-        watchdog.cancel()
-        log.info("agent stopped", node=own.node)
+        try:
+            async with asyncio.timeout(_END_S):
+                await agent.stop()
+                await installed.driver.close()
+        except TimeoutError:
+            log.error("not everything could be ended in time", seconds=_END_S)
+        if watchdog:  # kept until here: stopping is work, too, and may hang
+            watchdog.cancel()
+    log.info("agent stopped", node=own.node)
     return 1 if agent.down.is_set() else 0
 
 
-async def _reload(
-    agent: Agent, config_path: Path, loaded: Callable[[AgentSettings], Loaded], close: Callable[[], Awaitable[None]]
-) -> Callable[[], Awaitable[None]]:
-    """Take over the file's new content, or keep everything as it is. Returns what must be closed at the end."""
+async def _reload(agent: Agent, config_path: Path, make: Make) -> None:
+    """Take over the file's new content, or keep everything as it is."""
     probes: Sequence[Probe] = ()
-    new_close: Callable[[], Awaitable[None]] | None = None
     try:
         settings = _agent_table(load(config_path), config_path)
-        probes, new_close = loaded(settings)
+        probes = make(settings)
         await agent.reconfigure(settings, probes)
     except Exception as error:  # a site's probe may raise anything when it is made
         log.error("the new configuration is not used; the old one stays", error=str(error) or repr(error))
         for probe in probes:
             await probe.close()
-        if new_close:
-            await new_close()
-        return close
-    log.info("configuration read again", file=str(config_path), probes=[p.name for p in probes])
-    await close()
-    return new_close
+    else:
+        log.info("configuration read again", file=str(config_path), probes=[p.name for p in probes])
 
 
 def _status(agent: Agent) -> str:

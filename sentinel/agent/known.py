@@ -5,8 +5,8 @@ always holds:
 
 * Of a state, the latest finding per (component, check) is kept; it stays until it is measured again, since "not measured"
   neither clears nor raises anything.
-* News is: an event not seen before, a state that appears, ends, or changes its severity, action or suspect. The same state
-  measured again is not news.
+* News is: an event not seen before or whose count has grown, a state that appears, ends, or changes its severity, action or
+  suspect. The same again is not news.
 * Memory is bounded: states measured as fine leave after ``forget_s`` without a new measurement, ids of events are a window.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,13 +23,20 @@ from sentinel.model import Component, Finding, Kind, WorkerSeen
 _EVENTS = 8192  # ids of events remembered, so that one found twice is queued once
 
 
+class News(NamedTuple):
+    """A finding to tell, and how many occurrences of it are new (of an event; a state counts once)."""
+
+    finding: Finding
+    times: int
+
+
 class Known:
     """The node's latest states and workers. Pure: no I/O, time comes in with the findings."""
 
     def __init__(self, *, forget_s: float = 900.0, limit: int = 10_000) -> None:
         self.states: dict[tuple[Component, str], Finding] = {}
         self._owner: dict[tuple[Component, str], str] = {}
-        self._events: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._events: OrderedDict[tuple[str, str], int] = OrderedDict()  # (id, severity) → count told
         self._workers: dict[str, tuple[WorkerSeen, ...]] = {}
         self._forget_s = forget_s
         self._limit = limit
@@ -40,13 +47,13 @@ class Known:
             if finding.kind is Kind.EVENT:
                 self._remember(finding)
 
-    def take(self, probe: str, findings: Iterable[Finding]) -> list[Finding]:
+    def take(self, probe: str, findings: Iterable[Finding]) -> list[News]:
         """Take in what one reading showed; returns what of it is news, in order."""
         news = []
         for finding in findings:
             if finding.kind is Kind.EVENT:
-                if self._remember(finding):
-                    news.append(finding)
+                if times := self._remember(finding):
+                    news.append(News(finding, times))
                 continue
             key = (finding.component, finding.check)
             before = self.states.get(key)
@@ -55,7 +62,7 @@ class Known:
             self.states[key] = finding
             self._owner[key] = probe
             if _changed(before, finding):
-                news.append(finding)
+                news.append(News(finding, 1))
         return news
 
     def snapshot(self, now: float) -> tuple[Finding, ...]:
@@ -92,14 +99,14 @@ class Known:
         """PCI addresses of every GPU that anything was found about."""
         yield from dict.fromkeys(c.gpu for c, _ in self.states if c.gpu)
 
-    def _remember(self, finding: Finding) -> bool:
+    def _remember(self, finding: Finding) -> int:
+        """How many occurrences of this event are new; a kernel line found again after a restart has none."""
         key = (finding.id, finding.severity.value)
-        if key in self._events:
-            return False
-        self._events[key] = None
+        before = self._events.pop(key, 0)
+        self._events[key] = max(before, finding.count)
         if len(self._events) > _EVENTS:
             self._events.popitem(last=False)
-        return True
+        return max(0, finding.count - before)
 
     def _make_room(self) -> None:
         """A check that invents components without end must not take all memory: the oldest fine state goes, else the oldest."""

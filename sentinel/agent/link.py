@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -88,6 +89,8 @@ class Link:
         for url in settings.controllers:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"agent.controllers: expected http://… or https://…, got {url!r}")
+            if token and url.startswith("http://") and urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost"):
+                log.warning("the node's token travels unencrypted; wanted an https controller", controller=url)
         self._token, self._token_file, self._trust = token, settings.token_file, trust
         self.urls: Sequence[str] = tuple(u.rstrip("/") for u in settings.controllers)
         self._at = 0

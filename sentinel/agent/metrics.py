@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from probes.catalog import xids
 from sentinel import __version__
-from sentinel.agent.known import Known
+from sentinel.agent.known import Known, News
 from sentinel.agent.spool import Spool
-from sentinel.model import Finding, Reading, Severity
+from sentinel.model import Reading, Severity
 
 OUTCOMES = ("ok", "failed", "refused")
 
@@ -49,6 +49,8 @@ class AgentMetrics:
         self.report_errors = Counter("sentinel_report_errors", "Attempts to report that failed", ["why"], registry=r)
         for why in ("unreachable", "refused"):
             self.report_errors.labels(why)
+        for why in ("user_space", "malformed", "oversized", "lost"):
+            self.log_skipped.labels(why)
         self.last_ack = Gauge(
             "sentinel_report_last_ack_timestamp_seconds", "When the controller last acknowledged a report", registry=r
         )
@@ -79,14 +81,12 @@ class AgentMetrics:
         self.actions.labels(action, outcome).inc()
 
     def count_reading(self, reading: Reading) -> None:
-        """A probe that reads a stream says in its data how many ``lines`` it read and how many it ``skipped``, by why."""
-        lines, skipped = reading.data.get("lines_read"), reading.data.get("skipped")
-        if isinstance(lines, int):
-            self.log_lines.inc(lines)
-        if isinstance(skipped, dict):
-            for why, count in skipped.items():
-                if isinstance(count, int):
-                    self.log_skipped.labels(str(why)).inc(count)
+        """What the kernel log's probe says of its own reading: ``lines`` read, ``skipped`` by why, ``lost`` to an overrun."""
+        if reading.probe != "kernel_log":
+            return
+        self.log_lines.inc(reading.data.get("lines", 0))
+        for why, count in {**reading.data.get("skipped", {}), "lost": reading.data.get("lost", 0)}.items():
+            self.log_skipped.labels(why).inc(count)
 
     def expect_gpus(self, gpus: Iterable[str]) -> None:
         for gpu in gpus:
@@ -95,11 +95,11 @@ class AgentMetrics:
                 for code in self._fatal:
                     self.xid.labels(gpu, str(code))
 
-    def count_xids(self, findings: Iterable[Finding]) -> None:
-        for finding in findings:
+    def count_xids(self, news: Iterable[News]) -> None:
+        for finding, times in news:
             code = finding.facts.get("xid")
             if isinstance(code, int) and finding.check.startswith("xid."):
-                self.xid.labels(finding.component.gpu or "", str(code)).inc(finding.count)
+                self.xid.labels(finding.component.gpu or "", str(code)).inc(times)
 
 
 class KnownCollector(Collector):

@@ -6,7 +6,7 @@ This module exists so that a probe only looks and judges. What always holds:
 * A probe that raises, or does not come back within its deadline, costs only itself: ``sentinel_probe_success`` goes to 0 and
   after ``patience`` failures in a row there is one finding ``probe.failed`` about the monitor, never about hardware.
 * A probe with a file descriptor is read when that turns readable, in batches, with the event loop given back in between:
-  reading takes at most about half of the loop's time, however much there is to read.
+  reading takes at most about four fifths of the loop's time, however much there is to read.
 * ``commit`` comes only after the sink says that everything found is safely spooled.
 """
 
@@ -48,6 +48,7 @@ class _Job:
     told: bool = False  # probe.failed is out
     ok: bool | None = None
     error: str = ""
+    stuck: bool = False  # commit failed, and that has been told
     fd: int | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -120,7 +121,7 @@ class Runner:
             self._watch(job, loop)
 
     async def stop(self) -> None:
-        """End the schedule, wait for no reading, close the probes."""
+        """End the schedule and the readings under way, and close the probes; none of them can hold this up for long."""
         self._closing = True
         loop = asyncio.get_running_loop()
         if self._scheduler.running:
@@ -128,14 +129,18 @@ class Runner:
             await asyncio.sleep(0)  # apscheduler shuts down in a callback of the loop
         for job in self._jobs.values():
             self._unwatch(job, loop)
-            for task in tuple(job.tasks):
-                task.cancel()
-            await asyncio.gather(*job.tasks, return_exceptions=True)
-            try:
-                async with asyncio.timeout(1.0):
-                    await job.probe.close()
-            except Exception as error:
-                log.warning("probe could not be closed", probe=job.probe.name, error=_sentence(error))
+        await asyncio.gather(*(self._close(job) for job in self._jobs.values()))
+
+    async def _close(self, job: _Job) -> None:
+        for task in job.tasks:
+            task.cancel()
+        if job.tasks:
+            await asyncio.wait(job.tasks, timeout=1.0)
+        try:
+            async with asyncio.timeout(1.0):
+                await job.probe.close()
+        except Exception as error:
+            log.warning("probe could not be closed", probe=job.probe.name, error=_sentence(error))
 
     def rephase(self) -> None:
         """Run everything now and count intervals from here: apscheduler plans by the wall clock, which may be set back."""
@@ -174,8 +179,12 @@ class Runner:
             try:
                 if await self._sink(name, reading, findings + recovered):
                     job.probe.commit(reading)
+                job.stuck = False
             except Exception as error:
-                log.exception("reading could not be kept; its cursor stays", probe=name, error=_sentence(error))
+                if not job.stuck:
+                    log.error("the cursor could not be moved; after a restart this is found again", probe=name,
+                              error=_sentence(error), exc_info=not isinstance(error, OSError))  # fmt: skip
+                job.stuck = True
         finally:
             job.running = False
 
@@ -245,7 +254,7 @@ class Runner:
         started = perf_counter()
         if not job.running:
             await self._turn(job)
-        pause = _AFTER_FAILURE_S if job.ok is False else max(_REARM_S, perf_counter() - started)
+        pause = _AFTER_FAILURE_S if job.ok is False else max(_REARM_S, (perf_counter() - started) / 4)
         await asyncio.sleep(min(pause, _AFTER_FAILURE_S))
         self._watch(job, loop)  # asks for the descriptor again: a probe may have opened a new one
 

@@ -200,7 +200,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def actions(tmp_path: Path, desk: Desk, carry_out: Any, allowed: dict[str, tuple[str, ...]]) -> AsyncIterator[Actions]:
+async def actions(
+    tmp_path: Path, desk: Desk, carry_out: Any, allowed: dict[str, tuple[str, ...]], **more: Any
+) -> AsyncIterator[Actions]:
     app = web.Application()
     app.add_routes([web.get("/v1/commands", desk.offer), web.post("/v1/results", desk.result)])
     server = web.AppRunner(app, shutdown_timeout=0.1)
@@ -208,9 +210,8 @@ async def actions(tmp_path: Path, desk: Desk, carry_out: Any, allowed: dict[str,
     await web.TCPSite(server, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{server.addresses[0][1]}"
     async with aiohttp.ClientSession() as session:
-        made = Actions(
-            "n", allowed, Link(AgentSettings(node="n", controllers=(url,)), session), tmp_path / "l", carry_out=carry_out
-        )
+        link = Link(AgentSettings(node="n", controllers=(url,)), session)
+        made = Actions("n", allowed, link, tmp_path / "l", carry_out=carry_out, **more)
         task = asyncio.create_task(made.run())
         try:
             yield made
@@ -273,12 +274,38 @@ async def test_resets_run_one_after_the_other(tmp_path: Path) -> None:
 
     allowed = {"reset_gpu": ("reset", "{gpu}"), "reboot_node": ("reboot",), "start_worker": ("start",)}
     desk = Desk(
-        command("reset_gpu", "a", gpu="0"), command("reset_gpu", "b", gpu="1"), command("reboot_node", "c"), command("start_worker", "d")
+        command("reset_gpu", "a", gpu="0"),
+        command("reset_gpu", "b", gpu="1"),
+        command("reboot_node", "c"),
+        command("start_worker", "d"),
     )
     async with actions(tmp_path, desk, carry_out, allowed):
         await _until(lambda: len(desk.results) == 4)
     assert all(len(o - {"start"}) <= 1 for o in overlaps)
     assert any("start" in o and len(o) == 2 for o in overlaps)
+
+
+async def test_a_reset_runs_while_the_driver_is_let_go(tmp_path: Path) -> None:
+    """Our own driver child would make a reset fail: it is released for a reset, and for nothing else."""
+    held, seen = True, {}
+
+    @asynccontextmanager
+    async def release() -> AsyncIterator[bool]:
+        nonlocal held
+        held = False
+        yield True
+        held = True
+
+    async def carry_out(vector: tuple[str, ...], deadline_s: float) -> tuple[bool, str]:
+        seen[vector[0]] = held
+        return True, ""
+
+    desk = Desk(command("start_worker", "a"))
+    async with actions(tmp_path, desk, carry_out, {"reset_gpu": ("reset",), "start_worker": ("start",)}, release=release):
+        await _until(lambda: desk.results)
+        desk.commands.append(command("reset_gpu", "b"))
+        await _until(lambda: len(desk.results) == 2)
+    assert seen == {"start": True, "reset": False}
 
 
 async def test_another_nodes_command_is_refused(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class Scripted:
 
 
 def event(name: str, **more: Any) -> Finding:
-    fields = {"id": name, "check": "xid.79", "component": Component(node="t01"), "at": 1.0, "kind": Kind.EVENT, "severity": Severity.FATAL}
+    node = Component(node="t01")
+    fields = {"id": name, "check": "xid.79", "component": node, "at": 1.0, "kind": Kind.EVENT, "severity": Severity.FATAL}
     return Finding(**{**fields, **more})
 
 
@@ -425,6 +426,15 @@ async def test_reload_changes_what_can_change_and_nothing_on_error(tmp_path: Pat
         await until(lambda: new.findings and not again.next)
         assert made.port == port
         assert {r.session for r in new.reports} == {old.reports[-1].session}
+
+
+async def test_a_scheduler_that_stands_still_is_not_alive(tmp_path: Path) -> None:
+    """That the loop answers is not enough: without the scheduler's beat the agent does not call itself alive."""
+    async with agent(tmp_path) as made:
+        assert made.alive()
+        made.runner._scheduler.pause()
+        made.runner.beat -= 60
+        assert not made.alive()
 
 
 async def test_many_agents_share_one_loop(tmp_path: Path) -> None:

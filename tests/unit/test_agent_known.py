@@ -35,12 +35,20 @@ def test_an_event_is_news_once() -> None:
     """The same occurrence found twice, or found again after a restart that still had it spooled, is queued once."""
     known = Known()
     event = state("xid.79", kind=Kind.EVENT)
-    assert known.take("p", [event, event]) == [event]
+    assert known.take("p", [event, event]) == [(event, 1)]
     assert known.take("p", [event]) == []
     restarted = Known()
     restarted.seen([event])
     assert restarted.take("p", [event]) == []
     assert known.snapshot(1.0) == (), "an event is no state"
+
+
+def test_an_event_that_goes_on_is_told_with_its_count() -> None:
+    """The same occurrence with a higher count is told again, and says how many are new; a lower one is old news."""
+    known = Known()
+    counts = [1, 5, 5, 3, 9]
+    told = [known.take("p", [state("xid.79", kind=Kind.EVENT, count=n)]) for n in counts]
+    assert [n[0].times if n else 0 for n in told] == [1, 4, 0, 0, 4]
 
 
 def test_not_measured_changes_nothing() -> None:

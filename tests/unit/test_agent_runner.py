@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from probes import ProbeError
@@ -17,7 +17,7 @@ from sentinel.model import Component, Finding, Kind, Reading, Severity, Suspect
 class P:
     """A probe that does what the test says."""
 
-    def __init__(self, name: str, read: Callable[[], Any] = lambda: {}, interval_s: float = 0.02) -> None:
+    def __init__(self, name: str, read: Callable[[], Any] = dict, interval_s: float = 0.02) -> None:
         self.name, self.interval_s = name, interval_s
         self._read = read
         self.reads = 0
@@ -59,10 +59,8 @@ class Stream(P):
         return self.ours.fileno()
 
     def _take(self) -> dict[str, Any]:
-        try:
+        with suppress(BlockingIOError):
             self.got += self.ours.recv(10)
-        except BlockingIOError:
-            pass
         return {}
 
 
@@ -180,7 +178,7 @@ async def test_a_descriptor_wakes_its_probe() -> None:
 async def test_a_flood_does_not_starve_the_others() -> None:
     """While a descriptor never runs dry, other probes keep being read."""
     stream, other = Stream(), P("other")
-    stream._read = lambda: {}  # never takes anything: the descriptor stays readable
+    stream._read = dict  # never takes anything: the descriptor stays readable
     stream.theirs.send(b"x")
     async with running(stream, other):
         await until(lambda: stream.reads >= 50)
