@@ -1,7 +1,8 @@
 #!/bin/sh
 # Make the virtual environment that every make target uses, from pins with hashes. usage: venv.sh PYTHON VENV REQUIREMENTS
-# Says which package to install where python3 is missing, too old, or without venv; changes nothing outside VENV. Does nothing
-# when VENV already holds these very pins for this very Python; makes a half-made one anew.
+# Says which package to install where python3 is missing, too old, or without venv; as root with apt-get it installs python3-venv
+# itself, and changes nothing else outside VENV. Does nothing when VENV already holds these very pins for this very Python; makes
+# a half-made one anew.
 set -eu
 python=$1 venv=$2 pins=$3
 cd "$(dirname "$0")/../.."
@@ -17,6 +18,13 @@ case $version in
   *) echo "sentinel needs Python 3.11 to 3.13; '$python' is ${version%% *}. Install a supported one (Debian 12: apt-get install" \
           "python3 python3-venv) or name it: make PYTHON=python3.12 ..." >&2; exit 1 ;;
 esac
+# Debian's own python3 comes without the means to make an environment that has pip.
+if [ "${version#* }" = /usr ] && ! "$python" -c 'import ensurepip' 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  echo "installing python3-venv" >&2
+  { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 update &&
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends python3-venv
+  } >/dev/null 2>&1 </dev/null || true  # what is missing then is said below
+fi
 for module in ensurepip:python3-venv venv:python3-venv ssl:libpython3-stdlib; do
   "$python" -c "import ${module%%:*}" 2>/dev/null || {
     echo "'$python' (${version%% *}) comes without ${module%%:*}. On Debian: apt-get install ${module#*:}" >&2; exit 1; }
