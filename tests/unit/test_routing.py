@@ -1,0 +1,121 @@
+"""Where requests go: the published table is obeyed, sessions stay where their cache is, nobody is overrun."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sentinel.gateway.routing import BOUND, candidates, shares
+from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
+
+S = WorkerState
+
+
+def pool(name: str, weight: float, *states: WorkerState, role: Role = Role.DECODE, capacity: float = 1.0) -> RoutePool:
+    entries = (
+        RouteEntry(worker=f"{name}-{n}", url=f"http://{name}-{n}", role=role, state=state, capacity=capacity)
+        for n, state in enumerate(states)
+    )
+    return RoutePool(pool=name, weight=weight, workers=tuple(entries))
+
+
+def first(routes: Routes, session: str) -> str:
+    return candidates(routes, Role.DECODE, session)[0].worker
+
+
+@given(
+    states=st.lists(st.sampled_from(list(S)), min_size=1, max_size=8),
+    weight=st.sampled_from([0.0, 0.3, 1.0]),
+    session=st.text(max_size=20),
+    home=st.sampled_from(["", "a-0", "b-0", "gone"]),
+)
+def test_only_workers_that_may_take_it_are_named(states: list[S], weight: float, session: str, home: str) -> None:
+    """ACTIVE ones of pools with weight, once each; besides them only the session's own worker while it keeps its sessions."""
+    routes = Routes(pools=(pool("a", weight, *states), pool("b", 1.0 - weight, *states)))
+    named = candidates(routes, Role.DECODE, session, home=home)
+    assert len({e.worker for e in named}) == len(named)
+    weights = {"a": weight, "b": 1.0 - weight}
+    for entry in named:
+        if entry.worker == home:
+            assert entry.state in (S.ACTIVE, S.CORDONED)
+        else:
+            assert entry.state is S.ACTIVE
+            assert weights[entry.worker[0]] > 0
+    expected = {e.worker for p in routes.pools if p.weight > 0 for e in p.workers if e.state is S.ACTIVE}
+    assert expected <= {e.worker for e in named}
+
+
+def test_sessions_follow_weights_and_capacity() -> None:
+    """A pool of weight 0.3 gets three in ten sessions; inside a pool capacity decides."""
+    routes = Routes(pools=(pool("a", 0.7, S.ACTIVE), pool("b", 0.3, S.ACTIVE)))
+    got = Counter(first(routes, f"s{n}") for n in range(4000))
+    assert 0.27 < got["b-0"] / 4000 < 0.33
+    assert shares(routes.pools) == {"a": 0.7, "b": 0.3}
+    big, small = pool("a", 1.0, S.ACTIVE, capacity=3.0).workers, pool("b", 1.0, S.ACTIVE).workers
+    one = Routes(pools=(RoutePool(pool="p", weight=1.0, workers=big + small),))
+    got = Counter(first(one, f"s{n}") for n in range(4000))
+    assert 0.72 < got["a-0"] / 4000 < 0.78
+
+
+def test_a_worker_that_leaves_moves_only_its_own_sessions() -> None:
+    """Everybody else's cache stays warm, and when it is back its sessions are too."""
+    before = Routes(pools=(pool("a", 1.0, *[S.ACTIVE] * 5),))
+    after = Routes(pools=(pool("a", 1.0, S.ACTIVE, S.ACTIVE, S.OUT, S.ACTIVE, S.ACTIVE),))
+    for n in range(500):
+        was, now = first(before, f"s{n}"), first(after, f"s{n}")
+        assert now == was if was != "a-2" else now != was
+
+
+def test_shifting_weight_moves_sessions_one_way_only() -> None:
+    """From 100:0 to 70:30, sessions move to the overflow and none moves between the primary's workers."""
+    before = Routes(pools=(pool("a", 1.0, S.ACTIVE, S.ACTIVE), pool("b", 0.0, S.ACTIVE)))
+    after = Routes(pools=(pool("a", 0.7, S.ACTIVE, S.ACTIVE), pool("b", 0.3, S.ACTIVE)))
+    for n in range(500):
+        was, now = first(before, f"s{n}"), first(after, f"s{n}")
+        assert now in (was, "b-0")
+
+
+@given(sessions=st.lists(st.integers(0, 30), min_size=1, max_size=120), workers=st.integers(1, 6))
+def test_no_worker_exceeds_its_bound(sessions: list[int], workers: int) -> None:
+    """However skewed the sessions, a worker takes at most its bounded share while another has room."""
+    routes = Routes(pools=(pool("a", 1.0, *[S.ACTIVE] * workers),))
+    load: Counter[str] = Counter()
+    for session in sessions:
+        load[candidates(routes, Role.DECODE, str(session), load=load)[0].worker] += 1
+    assert max(load.values()) <= -(-BOUND * len(sessions) // workers)
+
+
+def test_a_session_stays_with_a_cordoned_worker_and_new_ones_do_not_come() -> None:
+    """Cordoned keeps its sessions until a turn ends; out keeps nobody."""
+    routes = Routes(pools=(pool("a", 1.0, S.CORDONED, S.ACTIVE),))
+    assert [e.worker for e in candidates(routes, Role.DECODE, "s", home="a-0")] == ["a-0", "a-1"]
+    assert [e.worker for e in candidates(routes, Role.DECODE, "s")] == ["a-1"]
+    out = Routes(pools=(pool("a", 1.0, S.OUT, S.ACTIVE),))
+    assert [e.worker for e in candidates(out, Role.DECODE, "s", home="a-0")] == ["a-1"]
+
+
+def test_a_home_that_is_overrun_is_left() -> None:
+    """Affinity saves a prefill; waiting behind everybody else costs more."""
+    routes = Routes(pools=(pool("a", 1.0, S.ACTIVE, S.ACTIVE),))
+    named = candidates(routes, Role.DECODE, "s", home="a-0", load={"a-0": 9, "a-1": 0})
+    assert [e.worker for e in named] == ["a-1", "a-0"]
+
+
+def test_roles_are_kept_apart() -> None:
+    """A decode request never goes to a prefill group; a worker that does both takes either; BOTH asks for such a one."""
+    mixed = (pool("p", 1.0, S.ACTIVE, role=Role.PREFILL), pool("d", 1.0, S.ACTIVE), pool("b", 1.0, S.ACTIVE, role=Role.BOTH))
+    routes = Routes(pools=mixed)
+    assert {e.worker for e in candidates(routes, Role.DECODE, "s")} == {"d-0", "b-0"}
+    assert {e.worker for e in candidates(routes, Role.PREFILL, "s")} == {"p-0", "b-0"}
+    assert {e.worker for e in candidates(routes, Role.BOTH, "s")} == {"b-0"}
+
+
+def test_nowhere_is_an_empty_list_and_the_choice_is_the_same_everywhere() -> None:
+    """No table, no workers: nobody. The same table read from the wire chooses alike in every process."""
+    assert candidates(Routes(), Role.DECODE, "s") == []
+    routes = Routes(version=3, pools=(pool("a", 0.5, S.ACTIVE, S.ACTIVE), pool("b", 0.5, S.ACTIVE)))
+    read = msgspec.json.decode(msgspec.json.encode(routes), type=Routes)
+    assert candidates(read, Role.DECODE, "s") == candidates(routes, Role.DECODE, "s")
