@@ -1,0 +1,382 @@
+"""Controllers that die and a store that stops: what was decided is finished, nothing is lost, nothing acts twice.
+
+The controllers of the first half are real processes, started as systemd would and killed as a kernel would; Redis is real and
+is really stopped. The workers and the pager's receiver are small local HTTP servers; the node's agent is played by the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from sentinel.decide.decider import Decider
+from sentinel.decide.policy import default_policy
+from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
+from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until, write_tokens
+from sentinel.testing.decisions import PCIS, rack
+
+SENTINEL = Path(sys.executable).parent / "sentinel"
+LEASE_S = 1.0
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def off_bus(node: str, at: float) -> Finding:
+    return Finding(
+        id=f"{node}:boot:1", check="xid.79", component=gpu_component(node, PCIS[0]), at=at, kind=Kind.EVENT,
+        severity=Severity.FATAL, action=Action.REBOOT_NODE, summary="GPU has fallen off the bus",
+    )  # fmt: skip
+
+
+def fatal(node: str, session: str = "s1", seq: int = 1) -> Any:
+    now = time.time()
+    report = Report(node=node, session=session, seq=seq, at=now, snapshot=True, findings=(off_bus(node, now),))
+    return json.loads(msgspec.json.encode(report))
+
+
+class Receiver:
+    """Takes pages like a webhook receiver; answers ``status``. Also serves as two vLLM workers with ``running`` requests."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.accepted: list[dict[str, Any]] = []
+        self.refused = 0
+        self.running = {"a": 0, "b": 0}
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/page", self._page), web.get("/{worker}/health", self._health),
+                web.get("/{worker}/metrics", self._metrics), web.get("/{worker}/v1/models", self._models),
+                web.post("/{worker}/v1/completions", self._complete),
+            ]
+        )  # fmt: skip
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.status == 200:
+            self.accepted.append(body)
+        else:
+            self.refused += 1
+        return web.Response(status=self.status)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        running = self.running[request.match_info["worker"]]
+        return web.Response(
+            text=f'vllm:num_requests_running{{engine="0",model_name="m"}} {running}\n'
+            'vllm:num_requests_waiting{engine="0",model_name="m"} 0\nvllm:generation_tokens_total{engine="0",model_name="m"} 5\n'
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+
+
+class Site:
+    """Two controller processes on one Redis, with a two-worker fleet."""
+
+    def __init__(self, directory: Path, redis: RedisServer, receiver: Receiver, session: aiohttp.ClientSession) -> None:
+        self.directory, self.receiver, self.session = directory, receiver, session
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.callers: dict[str, Caller] = {}
+        tokens = write_tokens(directory, ["t01", "t02"])
+        for name in ("c1", "c2"):
+            port = free_port()
+            self.callers[name] = Caller(session, f"http://127.0.0.1:{port}")
+            (directory / f"{name}.toml").write_text(
+                f"""
+                [controller]
+                name = "{name}"
+                listen = "127.0.0.1:{port}"
+                lease = "{int(LEASE_S * 1000)}ms"
+                tick = "100ms"
+                watch = "500ms"
+                node_tokens = "{tokens["node_tokens"]}"
+                operator_tokens = "{tokens["operator_tokens"]}"
+                journal_dir = "{directory}/journal-{name}"
+                [store]
+                url = "{redis.url}"
+                timeout = "300ms"
+                [paging]
+                webhook_url = "{receiver.url}/page"
+                [[pools]]
+                name = "chat"
+                floor = 0.0
+                [[nodes]]
+                name = "t01"
+                [[nodes]]
+                name = "t02"
+                [[workers]]
+                name = "a"
+                pool = "chat"
+                url = "{receiver.url}/a"
+                gpus = ["t01/gpu@{PCIS[0]}"]
+                [[workers]]
+                name = "b"
+                pool = "chat"
+                url = "{receiver.url}/b"
+                gpus = ["t02/gpu@{PCIS[0]}"]
+                """,
+                "utf-8",
+            )
+
+    async def start(self, name: str) -> None:
+        log = (self.directory / f"{name}.log").open("ab")
+        argv = [SENTINEL, "controller", "--config", self.directory / f"{name}.toml"]
+        self.processes[name] = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
+        log.close()
+
+    async def role(self, name: str) -> str:
+        try:
+            return str((await self.callers[name].get("/healthz", who=None))[1]["role"])
+        except (aiohttp.ClientError, OSError):
+            return "away"
+
+    async def leads(self, name: str) -> Caller:
+        async with asyncio.timeout(30):
+            while await self.role(name) != "leader":
+                await asyncio.sleep(0.02)
+        return self.callers[name]
+
+    async def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(how)
+        return await process.wait()
+
+    async def drains(self, caller: Caller) -> dict[str, str]:
+        """worker → where its drain stands."""
+        return {d["worker"]: d.get("state", "requested") for d in (await caller.get("/v1/status"))[1]["drains"]}
+
+    async def close(self) -> None:
+        for name in list(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                await self.kill(name)
+
+
+@pytest_asyncio.fixture
+async def redis(program: Callable[[str], Path]) -> AsyncIterator[RedisServer]:
+    server = RedisServer(program("redis-server"))
+    try:
+        await server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest_asyncio.fixture
+async def site(redis: RedisServer, tmp_path: Path) -> AsyncIterator[Site]:
+    receiver = Receiver()
+    await receiver.start()
+    async with aiohttp.ClientSession() as session:
+        site = Site(tmp_path, redis, receiver, session)
+        try:
+            await site.start("c1")
+            await site.leads("c1")
+            await site.start("c2")
+            yield site
+        finally:
+            await site.close()
+            await receiver.close()
+
+
+async def standing_by(site: Site, name: str) -> None:
+    async with asyncio.timeout(30):
+        while await site.role(name) != "standby":
+            await asyncio.sleep(0.02)
+
+
+async def state(site: Site, caller: Caller, worker: str, wanted: str) -> None:
+    async with asyncio.timeout(30):
+        while (await site.drains(caller)).get(worker) != wanted:
+            await asyncio.sleep(0.02)
+
+
+class TestKilledLeader:
+    @pytest.mark.parametrize("paged", ["before the kill", "after the kill"])
+    async def test_the_standby_finishes_what_was_decided(self, site: Site, paged: str) -> None:
+        """SIGKILL after the eviction was decided and before it was carried out: the standby carries it out, one page comes."""
+        site.receiver.status = 200 if paged == "before the kill" else 503
+        await standing_by(site, "c2")
+        leader = site.callers["c1"]
+        assert (await leader.post("/v1/report", fatal("t01"), who="t01"))[0] == 200
+        if paged == "before the kill":  # and its Done durable, which is what keeps the standby from sending it again
+            async with asyncio.timeout(10):
+                while 'sentinel_effects_pending{effect="SendPage"} 0.0' not in (await leader.get("/metrics", who=None))[1]:
+                    await asyncio.sleep(0.02)
+        else:
+            await until(lambda: site.receiver.refused, "the receiver refuses the page for now")
+        await site.kill("c1")  # the agent has not fetched the command: nothing was carried out
+        site.receiver.status = 200
+        standby = await site.leads("c2")
+        routes = (await standby.get("/v1/routes", who=None))[1]
+        assert {e["worker"]: e["state"] for p in routes["pools"] for e in p["workers"]} == {"a": "out", "b": "active"}
+        status, commands = await standby.get("/v1/commands?node=t01&wait=20", who="t01")
+        assert status == 200
+        assert [c["action"] for c in commands] == ["kill_worker"]
+        result = {"id": commands[0]["id"], "node": "t01", "ok": True, "detail": "gone"}
+        assert (await standby.post("/v1/results", result, who="t01"))[0] == 204
+        await state(site, standby, "a", "out")
+        # The agent sends its unacknowledged state again, as it does to every new leader: the same fault, not another one.
+        assert (await standby.post("/v1/report", fatal("t01", session="s2"), who="t01"))[0] == 200
+        await until(lambda: site.receiver.accepted, "the page arrives")
+        assert len((await standby.get("/v1/incidents"))[1]) == 1
+        await asyncio.sleep(3 * LEASE_S)  # long enough for a second page to show itself
+        assert len(site.receiver.accepted) == 1
+        assert (await standby.get("/v1/commands?node=t01&wait=0", who="t01"))[1] == []
+
+    async def test_a_persons_drain_waits_on_under_the_next_leader(self, site: Site) -> None:
+        """A drain that waits for requests in flight is neither forgotten nor hurried by a change of leader."""
+        site.receiver.running["a"] = 2
+        await standing_by(site, "c2")
+        ask = {"verb": "drain", "target": "a", "reason": "swap a cable", "deadline_s": 60}
+        status, answer = await site.callers["c1"].post("/v1/ask", ask)
+        assert status == 200
+        await site.kill("c1")
+        standby = await site.leads("c2")
+        await asyncio.sleep(0.5)
+        assert (await site.drains(standby))["a"] in ("requested", "derouted")
+        site.receiver.running["a"] = 0
+        await state(site, standby, "a", "out")
+        assert (await standby.get(f"/v1/drains/{answer['drains'][0]['id']}"))[1]["by"] == "ada"
+
+    async def test_sigterm_hands_over_cleanly(self, site: Site) -> None:
+        """A clean stop exits 0 while polls are held open, and the standby leads without waiting for the lease."""
+        await standing_by(site, "c2")
+        poll = asyncio.create_task(site.callers["c1"].get("/v1/commands?node=t01&wait=60", who="t01"))
+        await asyncio.sleep(0.2)
+        assert await site.kill("c1", signal.SIGTERM) == 0
+        await site.leads("c2")
+        await asyncio.gather(poll, return_exceptions=True)
+
+    async def test_sighup_takes_a_new_fleet_and_keeps_the_old_on_a_bad_file(self, site: Site) -> None:
+        """A worker added to the file is known after SIGHUP; a broken file changes nothing and ends nothing."""
+        leader = site.callers["c1"]
+        file = site.directory / "c1.toml"
+        more = f'[[workers]]\nname = "c"\npool = "chat"\nurl = "{site.receiver.url}/b"\nnodes = ["t02"]\n'
+        file.write_text(file.read_text() + more)
+        os.kill(site.processes["c1"].pid, signal.SIGHUP)
+
+        async def workers() -> list[str]:
+            return [w["worker"] for w in (await leader.get("/v1/status"))[1]["workers"]]
+
+        async with asyncio.timeout(10):
+            while await workers() != ["a", "b", "c"]:
+                await asyncio.sleep(0.02)
+        file.write_text("[controller]\nleese = 1\n")
+        os.kill(site.processes["c1"].pid, signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while "is not used" not in (site.directory / "c1.log").read_text():
+                await asyncio.sleep(0.02)
+        assert await workers() == ["a", "b", "c"]
+
+    async def test_a_frozen_leader_wakes_up_harmless(self, site: Site) -> None:
+        """A leader that is stopped past its lease finds another one when it wakes, says so, and acts no more."""
+        await standing_by(site, "c2")
+        os.kill(site.processes["c1"].pid, signal.SIGSTOP)
+        standby = await site.leads("c2")
+        assert (await standby.post("/v1/report", fatal("t01"), who="t01"))[0] == 200
+        os.kill(site.processes["c1"].pid, signal.SIGCONT)
+        await standing_by(site, "c1")
+        status, answer = await site.callers["c1"].post("/v1/ask", {"verb": "drain", "target": "b", "reason": "x"})
+        assert (status, answer["leader"]) == (421, standby.url)
+        assert set(await site.drains(standby)) == {"a"}
+
+
+class TestStoppedStore:
+    async def test_nothing_is_lost_and_nothing_acts_twice(self, redis: RedisServer, tmp_path: Path) -> None:
+        """Redis stopped for several lease periods: nobody leads, nothing is acknowledged; afterwards all goes on once."""
+        serving, pager = ServingStandIn(), PagerStandIn()
+        serving.busy["decode-2"] = 1
+        stores = [await redis.open(timeout_s=0.2) for _ in range(2)]
+        async with contextlib.AsyncExitStack() as stack:
+            pairs = [
+                await stack.enter_async_context(
+                    running_controller(
+                        store, tmp_path, fleet=rack(), decider=partial(Decider, default_policy()), nodes=("t03",), serving=serving,
+                        pager=pager, name=name,
+                    )
+                )
+                for store, name in zip(stores, ("c1", "c2"), strict=True)
+            ]
+
+            def leading() -> Caller | None:
+                return next((caller for controller, caller in pairs if controller.term), None)
+
+            await until(leading, "one of them leads")
+            caller = leading()
+            assert caller is not None
+            status, asked = await caller.post("/v1/ask", {"verb": "drain", "target": "decode-2", "reason": "swap a cable"})
+            assert status == 200
+            await until(lambda: serving.did("in_flight"), "the drain waits for what is in flight")
+
+            redis.pause()
+            during = asyncio.create_task(caller.post("/v1/report", fatal("t03"), who="t03"))
+            await until(lambda: leading() is None, "nobody leads while nothing can be made durable")
+            acted = [c for c in serving.calls if c[0] not in ("look", "in_flight")]
+            assert (await during)[0] in (421, 503)
+            for _, other in pairs:
+                assert (await other.post("/v1/ask", {"verb": "drain", "target": "decode-3", "reason": "x"}))[0] in (421, 503)
+            await asyncio.sleep(2.0)  # two more lease periods
+            assert [c for c in serving.calls if c[0] not in ("look", "in_flight")] == acted
+            assert pager.pages == []
+            redis.resume()
+
+            await until(leading, "one of them leads again")
+            caller = leading()
+            assert caller is not None
+            for _ in range(3):  # the agent repeats what was not acknowledged, and once more because an answer got lost
+                assert (await caller.post("/v1/report", fatal("t03"), who="t03"))[0] == 200
+            serving.busy["decode-2"] = 0
+
+            async def drain() -> Any:
+                return (await caller.get(f"/v1/drains/{asked['drains'][0]['id']}"))[1]
+
+            async with asyncio.timeout(20):
+                while (await drain()).get("state") != "out":
+                    await asyncio.sleep(0.02)
+            await until(lambda: pager.pages, "a person is paged")
+            await asyncio.sleep(0.3)
+            assert [(v, w) for v, w, _ in serving.calls if v == "kill"] == [("kill", "decode-1")]
+            assert len(pager.pages) == 1
+            assert serving.did("deroute").count("decode-2") == 1
+            assert {d["worker"] for d in (await caller.get("/v1/status"))[1]["drains"] if d.get("kind", "drain") == "drain"} == {
+                "decode-1", "decode-2",
+            }  # fmt: skip
+        for store in stores:
+            await store.close()
