@@ -14,7 +14,7 @@ missing() {  # one "program package" a line
 }
 
 units_of() {  # the services that these packages brought
-  dpkg -L "$@" 2>/dev/null | sed -n 's,^\(/usr\)\{0,1\}/lib/systemd/system/\([^/@]*\.\(service\|timer\|socket\)\)$,\2,p' | sort -u
+  dpkg -L "$@" 2>/dev/null | grep -E '/systemd/system/[^/@]+\.(service|timer|socket)$' | sed 's|.*/||' | sort -u
 }
 
 lacking=$(missing)
