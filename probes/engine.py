@@ -82,7 +82,8 @@ _FAMILIES = (
 _DYNAMO = ("inflight_requests", "requests_total", "response_bytes_total")
 _LINE = re.compile(
     rb"^(vllm:(?:%b)|dynamo_component_(?:%b))" % ("|".join(_FAMILIES).encode(), "|".join(_DYNAMO).encode())
-    + rb'(?:\{((?:[^"{}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+([^\s]+)[^\n]*$',
+    # Possessive: a line that does not fit fails at once instead of being tried in every other way.
+    + rb'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?+[ \t]++([^\s]++)[^\n]*+$',
     re.MULTILINE,
 )
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\\n]|\\.)*)"')

@@ -11,6 +11,7 @@ always holds:
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ _DYNAMO_WORKERS = ("dynamo.vllm", "dynamo.sglang", "dynamo.trtllm", "dynamo.mock
 # cuInit alone opens each visible /dev/nvidiaN four times, a context on it ten times more (measured: H200, driver 580.159.04).
 _ENUMERATED = 4
 
+_HINT = re.compile(rb"vllm|dynamo")
+_LINE_MAX = 1 << 16
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
@@ -51,33 +54,47 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(proc: Path) -> list[Serving]:
     """Every serving process on this node. Raises OSError when ``proc`` cannot be listed at all."""
-    table = processes(proc)
+    lines = command_lines(proc)
+    engines = {pid: engine for pid, line in lines.items() if _HINT.search(line) and (engine := engine_of(_words(line)))}
+    if not engines:
+        return []  # the usual node without a worker: nothing more is read
+    table = {pid: p for pid, line in lines.items() if (p := _process(proc, pid, line))}
     children: dict[int, list[int]] = {}
     for p in table.values():
         children.setdefault(p.parent, []).append(p.pid)
-    serving = {p.pid: engine for p in table.values() if (engine := engine_of(p.argv))}
     minors = gpu_minors(proc)
     return [_look_into(proc, table[pid], engine, _family(pid, children), minors)
-            for pid, engine in sorted(serving.items())
-            if not _ancestors(pid, table) & serving.keys()]  # fmt: skip
+            for pid, engine in sorted(engines.items())
+            if pid in table and not _ancestors(pid, table) & engines.keys()]  # fmt: skip
 
 
-def processes(proc: Path) -> dict[int, Process]:
-    """Every process with a command line, by pid."""
-    table = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            argv = (entry / "cmdline").read_bytes()
-            if not argv:
-                continue  # a kernel thread or a zombie
-            after = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            words = tuple(argv.rstrip(b"\0").decode(errors="replace").split("\0"))
-            table[int(entry.name)] = Process(int(entry.name), int(after[1]), int(after[19]), words)
-        except (OSError, IndexError, ValueError):
-            continue  # it ended meanwhile
-    return table
+def command_lines(proc: Path) -> dict[int, bytes]:
+    """pid → command line as the kernel has it; kernel threads and zombies have none. Plain calls: a node has thousands."""
+    lines = {}
+    root = str(proc)
+    for name in os.listdir(root):  # noqa: PTH208
+        if name.isdigit():
+            try:
+                with open(f"{root}/{name}/cmdline", "rb", buffering=0) as file:  # noqa: PTH123
+                    line = file.read(_LINE_MAX)
+            except OSError:
+                continue  # it ended meanwhile
+            if line:
+                lines[int(name)] = line
+    return lines
+
+
+def _process(proc: Path, pid: int, line: bytes) -> Process | None:
+    try:
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123
+            after = file.read(4096).rpartition(b")")[2].split()
+        return Process(pid, int(after[1]), int(after[19]), _words(line))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _words(line: bytes) -> tuple[str, ...]:
+    return tuple(line.rstrip(b"\0").decode(errors="replace").split("\0"))
 
 
 def alive(proc: Path, pid: int, started: int) -> bool | None:

@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     workers: tuple[Target, ...] = ()
     scan: bool = True  # also look for serving processes in /proc
-    scan_s: float = 10.0
+    scan_s: float = 30.0  # it reads every command line of the node; a worker that ended is noticed at once
     frontend: str = ""  # a Dynamo frontend, for requests pinned to one worker
     deadline_s: float = 2.0  # of one look at /health or /metrics
     stall_s: float = 10.0
