@@ -42,6 +42,8 @@ class Decides(Protocol):
 
     def status(self) -> dict[str, Any]: ...
 
+    def held_back(self) -> frozenset[str]: ...
+
 
 class Durable(Protocol):
     """All that a leadership knows of the store (``Store.decisions``)."""

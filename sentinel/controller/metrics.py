@@ -57,6 +57,8 @@ class Leads(Protocol):
 
     def last_reports(self) -> Iterable[tuple[str, float]]: ...
 
+    def held_back(self) -> frozenset[str]: ...
+
 
 class Gauges(Collector):
     """Reads the durable ledger at scrape time."""
@@ -87,6 +89,12 @@ class Gauges(Collector):
             "sentinel_effects_pending", "Effects decided and not yet done.", ["effect"],
             {(e.__name__,): 0 for e in EFFECTS} | Tally((type(e).__name__,) for e in ledger.pending.values()),
         )
+        held_back = self._state.held_back()
+        yield _family(
+            "sentinel_budget_blocked", "Workers that doubt would take out and a budget keeps in.", ["pool", "role"],
+            {(w.pool, w.role.value): 0 for w in ledger.fleet.workers}
+            | Tally((w.pool, w.role.value) for w in ledger.fleet.workers if w.name in held_back),
+        )  # fmt: skip
         yield from self._workers(ledger)
 
     @staticmethod

@@ -92,6 +92,9 @@ class Controller:
     def last_reports(self) -> list[tuple[str, float]]:
         return list(self.term.last_reports()) if self.term else []
 
+    def held_back(self) -> frozenset[str]:
+        return self.term.core.decider.held_back() if self.term else frozenset()
+
     async def leader_url(self) -> str | None:
         asked, url = self._leader
         if time.monotonic() - asked > LEADER_KNOWN:

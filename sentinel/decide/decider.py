@@ -67,6 +67,10 @@ class Decider:
     def explain(self, target: str) -> dict[str, Any]:
         return explain.explain(self.p, target)
 
+    def held_back(self) -> frozenset[str]:
+        """Workers that doubt would take out of service and a budget keeps in."""
+        return frozenset(worker for _, worker in self._blocked)
+
     # -- events -----------------------------------------------------------------------------------------------------
 
     def _restore(self, event: Restored) -> None:

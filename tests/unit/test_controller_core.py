@@ -46,6 +46,9 @@ class Scripted:
     def status(self) -> dict[str, Any]:
         return {}
 
+    def held_back(self) -> frozenset[str]:
+        return frozenset()
+
 
 class Bench:
     """A core on a real store, with everything it touches at hand."""

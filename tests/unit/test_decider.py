@@ -156,9 +156,11 @@ class TestRowRemap:
         w.ask("drain", "decode-2")
         w.report(remap(w, "t03"))
         assert w.state_of("decode-1") is WorkerState.ACTIVE
+        assert w.decider.held_back() == {"decode-1"}
         w.ask("undrain", "decode-2")
         w.pass_time(5)
         assert w.state_of("decode-1") is WorkerState.OUT
+        assert not w.decider.held_back()
 
 
 class TestLeftAlone:
