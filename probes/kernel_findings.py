@@ -34,11 +34,6 @@ _RECOVERY_WORDS = (  # only where a line was cut or reworded so that no number i
 _SM = re.compile(r"\(GPC (\d{1,3})(?:, TPC (\d{1,3}))?(?:, SM (\d{1,3}))?\)")
 _LINK = re.compile(r"\b[Ll]ink (-?\d{1,3})\b")
 _UNKNOWN = Judgement(Severity.WARNING, Action.INSPECT, Suspect.SELF, "none", "no table knows this code; a person looks")
-_INIT = Judgement(Severity.FATAL, Action.REBOOT_NODE, Suspect.SELF, "node", "reboot the node")
-_DRIVER_SAYS = {
-    "nvlink.rx_detect_failed": "the driver cannot learn which NVLinks came up and keeps trying; calls into it will hang",
-    "gpu.init_failed": "the driver could not initialise the GPU",
-}
 
 Seen = Mapping[int, float]  # code → when it was last seen on this GPU, seconds
 
@@ -72,7 +67,7 @@ def signature(line: Line) -> str:
     if isinstance(line, SxidLine):
         return f"s|{line.pci}|{line.code}"
     if isinstance(line, DriverLine):
-        return f"d|{line.pci}|{line.check}"
+        return f"d|{line.pci}|{line.net}|{line.known.check}"
     return f"u|{line.why}"
 
 
@@ -89,9 +84,7 @@ def finding(line: Line, raw: str, place: Place) -> Finding:
         facts = {"stated": False, "drain": judged.drain}
         return _made(place, "xid.79", _gpu(place.node, line.pci), judged, evidence, sentence=sentence, facts=facts)
     if isinstance(line, DriverLine):
-        sentence = f"{_name(line.pci)}: {_DRIVER_SAYS[line.check]}: {_INIT.advice}."
-        facts = {"drain": _INIT.drain}
-        return _made(place, line.check, _gpu(place.node, line.pci), _INIT, evidence, sentence=sentence, facts=facts)
+        return _driver(line, evidence, place)
     return _unreadable(place, line, evidence)
 
 
@@ -208,6 +201,19 @@ def _sxid(line: SxidLine, evidence: tuple[str, ...], place: Place) -> Finding:
     at_link = "" if line.link is None else f", link {line.link}"
     sentence = f"SXid {line.code} on switch {line.pci or line.switch}{at_link}: {says}: {judged.advice}."
     return _made(place, f"sxid.{line.code}", where, judged, evidence, sentence=sentence, facts=facts)
+
+
+def _driver(line: DriverLine, evidence: tuple[str, ...], place: Place) -> Finding:
+    known = line.known
+    if known.about == "gpu":
+        where, name = _gpu(place.node, line.pci), _name(line.pci)
+    elif known.about == "nic" and (line.pci or line.net):
+        where = Component(node=place.node, device=f"nic@{line.pci or line.net}")
+        name = f"Network adapter {line.pci or line.net}"
+    else:
+        where, name = Component(node=place.node, device="driver"), "The driver"
+    sentence = f"{name}: {known.says}: {known.judged.advice}."
+    return _made(place, known.check, where, known.judged, evidence, sentence=sentence, facts={"drain": known.judged.drain})
 
 
 def _made(

@@ -26,7 +26,7 @@ BATCH = 4096  # lines of interest per reading; what came with a line is looked f
 PREFIX_CHARS = 240
 
 _STAMP = re.compile(
-    r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
     r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +\d{1,2} (?:\d{4} )?"
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: \d{4})?"
     r"|\d{1,12}\.\d{1,9}"
@@ -43,7 +43,7 @@ _FILE = re.compile(r"(?:[\w.-]*/)+[\w.-]+:(?:\d{1,9}:)?|[\w-]+\.(?:log|txt):(?:\
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _SPACE = re.compile(r"\s*")
 _RAW = re.compile(r"\s*(\d{1,5},\d{1,20},\d{1,20},[^;\s]{0,64};.*)", re.DOTALL)
-_DRIVER = re.compile(r"NVRM: |nvidia-nvswitch\d*: SXid ")
+_DRIVER = re.compile(r"NVRM: |nvidia-nvswitch\d*: SXid |mlx5_core \S|NETDEV WATCHDOG: |INFO: task \S")
 _MANAGER = re.compile(
     r"detected NVSwitch (non-fatal|fatal) error (\d{1,6}) on fid \d+ on NVSwitch pci bus id (\S+) physical id \d+(?: port (\d+))?"
 )

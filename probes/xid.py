@@ -1,6 +1,6 @@
-"""The GPU driver's kernel messages read into plain values: Xid, SXid, and the few lines without a number that matter.
+"""Kernel messages read into plain values: Xid, SXid, and the few lines without a number that matter.
 
-This module exists to be the only place that knows how the driver spells its faults. What always holds:
+This module exists to be the only place that knows how drivers spell their faults. What always holds:
 
 * A message counts only when it *begins* as the driver writes it; a line that quotes a fault further in is not the fault.
 * Bytes of any kind are read without an exception; what looks like a fault and cannot be read is an ``Unreadable``, not silence.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from probes.catalog import KernelLine, kernel_lines
 from sentinel.model import pci_address
 
 
@@ -48,10 +49,11 @@ class SxidLine(NamedTuple):
 
 
 class DriverLine(NamedTuple):
-    """A line of the driver that has no number; ``check`` names what it means."""
+    """A line that has no number; ``known`` is its row in the catalogue."""
 
-    check: str
+    known: KernelLine
     pci: str | None
+    net: str  # the network interface, where only that is named
 
 
 class Unreadable(NamedTuple):
@@ -63,8 +65,8 @@ class Unreadable(NamedTuple):
 Line = XidLine | FallenLine | SxidLine | DriverLine | Unreadable
 
 # What any line of interest contains; tested on bytes before anything is parsed, since almost every line is none.
-MARKS = ("Xid (", "fallen off the bus", "ostRxDet", "RmInitAdapter failed")
-_XID_MARK, _FALLEN_MARK, _RX_MARK, _INIT_MARK = (m.encode() for m in MARKS)
+MARKS = ("Xid (", "fallen off the bus", *(k.mark for k in kernel_lines()))
+_MARKS = tuple(m.encode() for m in MARKS)
 
 _XID = re.compile(r"\s*NVRM: Xid \(([^()\n]{0,96})\):\s*(\d{1,5})(?![0-9a-zA-Z])[, ]?(.*)", re.DOTALL)
 _XID_START = re.compile(r"\s*NVRM: Xid \(")
@@ -78,18 +80,14 @@ _FALLEN_START = ("NVRM: GPU ", "NVRM: The NVIDIA GPU ")
 _SWITCH_WORD = re.compile(r"(?i)(non-?fatal|fatal)\b")
 _SWITCH_SEVERITY = re.compile(r"Severity (\d)\b")
 _LINK = re.compile(r"\bLink (-?\d{1,3})\b")
-_DRIVER = (
-    # The driver keeps failing to learn which NVLinks came up and wedges (gpud#1271; seen on B300 racks): only a reboot helped.
-    ("nvlink.rx_detect_failed", re.compile(
-        r"\s*NVRM: knvlink(?:DiscoverPostRxDetLinks_\w+: Getting peer\d+(?:'s)? postRxDetLinkMask failed"
-        r"|UpdatePostRxDetectLinkMask_\w+: Failed to update Rx Detect Link mask)")),
-    ("gpu.init_failed", re.compile(r"\s*NVRM: GPU (?P<pci>\S+): RmInitAdapter failed")),
-)
 
 
 def of_interest(raw: bytes) -> bool:
-    """Whether a record holds a mark of any line that ``read_line`` knows (written out, since it runs for every record)."""
-    return _XID_MARK in raw or _FALLEN_MARK in raw or _RX_MARK in raw or _INIT_MARK in raw
+    """Whether a record holds a mark of any line that ``read_line`` knows (a plain loop: it runs for every record)."""
+    for mark in _MARKS:  # noqa: SIM110  (any() with a generator takes twice as long)
+        if mark in raw:
+            return True
+    return False
 
 
 def lines_of_interest(text: str, *more: str) -> list[int]:
@@ -123,9 +121,10 @@ def read_line(text: str) -> Line | None:
         return None
     if "fallen off the bus" in text:
         return FallenLine(address(text[:80])) if text.lstrip().startswith(_FALLEN_START) else None
-    for check, pattern in _DRIVER:
-        if (match := pattern.match(text)) is not None:
-            return DriverLine(check, address(match["pci"]) if "pci" in pattern.groupindex else None)
+    for known in kernel_lines():
+        if known.mark in text and (match := known.pattern.match(text)) is not None:
+            named = match.groupdict()
+            return DriverLine(known, address(named.get("pci", "")), named.get("net", ""))
     return None
 
 

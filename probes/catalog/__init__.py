@@ -11,12 +11,13 @@ where we judge differently stand in the ``.tsv`` files beside it. What always ho
 Sources: ``catalogue`` is NVIDIA's Xid-Catalog.xlsx (sha256 7f70ce96…), its sheet "Xid 144-150 Decode" is ``nvlink5.tsv``;
 ``header`` is nverror.h of open-gpu-kernel-modules 595.45.04; ``r620`` the GPU Operational Events release notes. ``sxid.tsv``
 is the open kernel modules' header with NVSentinel's actions (6f8b0fc) and the Fabric Manager guide's classes (DU-09883).
-``recovery.tsv`` is NVML's field 230, which Xid 154 prints.
+``recovery.tsv`` is NVML's field 230, which Xid 154 prints. ``kernel_lines.tsv`` names its sources row by row.
 """
 
 from __future__ import annotations
 
 import pkgutil
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -70,6 +71,17 @@ class LinkRule(NamedTuple):
     follow_up: str
     severity: str  # "nonfatal", "link_fatal", "fatal"
     promoted: bool = False  # the sheet's "action 2": the same event, raised to a reset
+
+
+class KernelLine(NamedTuple):
+    """A kernel message that has no number; ``pattern`` is matched at the message's beginning."""
+
+    check: str
+    about: str  # "gpu", "nic" or "driver"
+    mark: str  # stands in every such message; looked for before the pattern is tried
+    pattern: re.Pattern[str]  # may name groups ``pci`` and ``net``
+    says: str
+    judged: Judgement
 
 
 DRAINS = ("none", "later", "worker", "gpu", "node")
@@ -154,6 +166,15 @@ def sxids() -> dict[int, Sxid]:
             int(r["sxid"]), r["name"], r["says"], r["severity"] == "fatal", Action(what["action"]), what["drain"], what["says"]
         )
     return found
+
+
+@lru_cache(maxsize=1)
+def kernel_lines() -> tuple[KernelLine, ...]:
+    found = []
+    for r in table("kernel_lines.tsv"):
+        judged = _judgement(r, f"kernel_lines.tsv: {r['check']}")._replace(advice=_ADVICE[Action(r["action"])])
+        found.append(KernelLine(r["check"], r["about"], r["mark"], re.compile(r"\s*" + r["pattern"]), r["says"], judged))
+    return tuple(found)
 
 
 def _mask(pattern: str) -> tuple[int, int]:

@@ -27,7 +27,8 @@ def said(decoded: Decoded) -> tuple[str, str, int]:
         "2025-01-21T04:41:44.283302+0000 t07 kernel: ", "2025-01-21 04:41:44 t07 kernel: ", "[178065.274761] t07 kernel: ",
         "10.0.0.1: kern: warning: [2026-04-22T21:25:20.466440686Z]: ", "t07: [ 12.345] ", "t07: ", "t07 kernel: ",
         "<4>1 2025-01-21T04:41:44.28Z t07 kernel - - - [12.5] ", "/var/log/kern.log:May 10 22:25:01 t07 kernel: ",
-        "kern.log:18:May 10 22:25:01 t07 kernel: ", "May 10 2025 22:25:01 t07 kernel: ",
+        "Fri 2025-01-24 04:41:44 UTC t07 kernel: ", "2025-01-24 04:41:44.283 +0000 t07 kernel: ", "1745356325.466440 t07 kernel: ",
+        "[    1.234 <    0.001 >] t07 kernel: ", "kern.log:18:May 10 22:25:01 t07 kernel: ", "May 10 2025 22:25:01 t07 kernel: ",
     ],
 )  # fmt: skip
 def test_every_prefix(prefix: str) -> None:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from probes.catalog import DRAINS, CatalogError, _judgement, buckets, link_rules, recoveries, sxids, table, xids
+from probes.catalog import DRAINS, CatalogError, _judgement, buckets, kernel_lines, link_rules, recoveries, sxids, table, xids
 from sentinel.model import Action, Severity, Suspect
 
-TABLES = ("buckets.tsv", "xid.tsv", "nvlink5.tsv", "recovery.tsv", "sxid.tsv", "sxid_actions.tsv")
+TABLES = ("buckets.tsv", "xid.tsv", "nvlink5.tsv", "recovery.tsv", "sxid.tsv", "sxid_actions.tsv", "kernel_lines.tsv")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -19,7 +19,7 @@ def test_tables_are_clean(name: str) -> None:
     assert rows
     for row in rows:
         assert all(cell == cell.strip() for cell in row.values()), row
-    if name != "nvlink5.tsv":
+    if name not in ("nvlink5.tsv", "kernel_lines.tsv"):
         keys = [next(iter(row.values())) for row in rows]
         assert len(keys) == len(set(keys))
 
@@ -55,6 +55,14 @@ def test_masks_are_whole_words() -> None:
         assert re.fullmatch(r"[A-Z0-9_]+(?:/[A-Z0-9_]+)*", row["unit"]), row
         assert row["severity"] in ("nonfatal", "link_fatal", "fatal")
     assert all(rule.bucket in buckets() for rule in link_rules())
+
+
+def test_kernel_lines_name_their_source() -> None:
+    """Every line without a number says where its meaning was learned, and its mark stands in its pattern."""
+    for row, known in zip(table("kernel_lines.tsv"), kernel_lines(), strict=True):
+        assert row["source"]
+        assert known.about in ("gpu", "nic", "driver")
+        assert known.mark in row["pattern"].replace("\\.", "."), row
 
 
 def test_damage_is_named() -> None:

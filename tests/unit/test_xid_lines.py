@@ -261,3 +261,40 @@ class TestSwitch:
     def test_without_a_link(self) -> None:
         """A switch's firmware that halts is found although its line names no link and no severity."""
         assert judge("nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 26006, SOE HALTED").severity is Severity.FATAL
+
+
+class TestLinesWithoutANumber:
+    @pytest.mark.parametrize(
+        ("text", "check", "component", "severity", "action"),
+        [
+            ("NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+             "nvlink.rx_detect_failed", "t07/driver", "fatal", "reboot_node"),
+            ("NVRM: GPU 0009:01:00.0: RmInitAdapter failed! (0x62:0x55:2477)",
+             "gpu.init_failed", "t07/gpu@0009:01:00.0", "fatal", "reboot_node"),
+            ("mlx5_core 0000:c1:00.0: poll_health:852:(pid 0): device's health compromised - reached miss count",
+             "nic.health_lost", "t07/nic@0000:c1:00.0", "fatal", "reboot_node"),
+            ("mlx5_core 0000:c1:00.0: print_health_info:458:(pid 0): synd 0x8: unrecoverable hardware error",
+             "nic.unrecoverable", "t07/nic@0000:c1:00.0", "fatal", "contact_support"),
+            ("mlx5_core 0000:c1:00.0: wait_func:1146:(pid 9): CREATE_EQ(0x301) timeout. Will cause a leak of a command resource",
+             "nic.command_stuck", "t07/nic@0000:c1:00.0", "fatal", "reboot_node"),
+            ("NETDEV WATCHDOG: enp3s0 (mlx5_core): transmit queue 4 timed out", "nic.tx_timeout", "t07/nic@enp3s0", "warning", "none"),
+            ("INFO: task nvidia-smi:4055 blocked for more than 120 seconds.", "driver.task_blocked", "t07/driver", "warning", "inspect"),
+        ],
+    )  # fmt: skip
+    def test_known(self, text: str, check: str, component: str, severity: str, action: str) -> None:
+        """A line that has no number is judged by its row in the catalogue."""
+        found = judge(text)
+        assert (found.check, str(found.component), found.severity, found.action) == (check, component, severity, action)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "mlx5_core 0000:41:00.1: Port module event: module 1, Cable unplugged",
+            "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:816:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
+            "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link INIT", "INFO: task kworker/13:2:4055883 blocked for more than 120 seconds.",
+            "NVRM: GPU1 kbifCacheVFInfo_GB100: Unable to read NV_PF0_INITIAL_AND_TOTAL_VFS",
+        ],
+    )
+    def test_harmless(self, text: str) -> None:
+        """What is normal on a healthy node is nothing."""
+        assert read_line(text) is None
