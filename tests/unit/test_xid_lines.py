@@ -277,8 +277,10 @@ class TestLinesWithoutANumber:
              "nic.unrecoverable", "t07/nic@0000:c1:00.0", "fatal", "contact_support"),
             ("mlx5_core 0000:c1:00.0: wait_func:1146:(pid 9): CREATE_EQ(0x301) timeout. Will cause a leak of a command resource",
              "nic.command_stuck", "t07/nic@0000:c1:00.0", "fatal", "reboot_node"),
-            ("NETDEV WATCHDOG: enp3s0 (mlx5_core): transmit queue 4 timed out", "nic.tx_timeout", "t07/nic@enp3s0", "warning", "none"),
-            ("INFO: task nvidia-smi:4055 blocked for more than 120 seconds.", "driver.task_blocked", "t07/driver", "warning", "inspect"),
+            ("NETDEV WATCHDOG: enp3s0 (mlx5_core): transmit queue 4 timed out",
+             "nic.tx_timeout", "t07/nic@enp3s0", "warning", "none"),
+            ("INFO: task nvidia-smi:4055 blocked for more than 120 seconds.",
+             "driver.task_blocked", "t07/driver", "warning", "inspect"),
         ],
     )  # fmt: skip
     def test_known(self, text: str, check: str, component: str, severity: str, action: str) -> None:
@@ -291,7 +293,8 @@ class TestLinesWithoutANumber:
         [
             "mlx5_core 0000:41:00.1: Port module event: module 1, Cable unplugged",
             "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:816:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
-            "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link INIT", "INFO: task kworker/13:2:4055883 blocked for more than 120 seconds.",
+            "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link INIT",
+            "INFO: task kworker/13:2:4055883 blocked for more than 120 seconds.",
             "NVRM: GPU1 kbifCacheVFInfo_GB100: Unable to read NV_PF0_INITIAL_AND_TOTAL_VFS",
         ],
     )
