@@ -45,7 +45,8 @@ def demo(name: str, listing: bool, duration: float, headless: bool, as_json: boo
         return
     scenario = scenarios.SCENARIOS.get(name)
     if scenario is None:
-        raise click.BadParameter(f"no scenario is called {name!r}; wanted one of {', '.join(scenarios.SCENARIOS)}", param_hint="--scenario")
+        known = ", ".join(scenarios.SCENARIOS)
+        raise click.BadParameter(f"no scenario is called {name!r}; wanted one of {known}", param_hint="--scenario")
     import uvloop  # noqa: PLC0415
 
     from sentinel.sim.show import Show  # noqa: PLC0415  (imports half of the house; --list and errors must not wait for it)

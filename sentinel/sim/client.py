@@ -225,8 +225,9 @@ class Traffic:
                             self._on_first_token(record)
                         patience.reschedule(asyncio.get_running_loop().time() + self._load.stall_s)
         except TimeoutError:
-            how = f"stalled after {record.tokens} tokens" if record.tokens else "no first token"
-            raise _Broken(entry.worker, f"{how} for {self._load.stall_s if record.tokens else self._load.first_token_s:g} s") from None
+            if record.tokens:
+                raise _Broken(entry.worker, f"stalled after {record.tokens} tokens, {self._load.stall_s:g} s ago") from None
+            raise _Broken(entry.worker, f"no first token in {self._load.first_token_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             how = f"broke after {record.tokens} of {wanted} tokens" if record.tokens else "broke before the first token"
             raise _Broken(entry.worker, f"{how}: {type(error).__name__}") from None

@@ -69,7 +69,7 @@ class Meters:
         labels = ("engine", "model_name")
         self._model = shape.model
         seconds = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-        self.running = Gauge("vllm:num_requests_running", "Number of requests in model execution batches.", labels, registry=registry)
+        self.running = Gauge("vllm:num_requests_running", "Number of requests in model batches.", labels, registry=registry)
         self.waiting = Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels, registry=registry)
         self.cache = Gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", labels, registry=registry)
         self.prompt = Counter("vllm:prompt_tokens", "Number of prefill tokens processed.", labels, registry=registry)
@@ -104,6 +104,7 @@ class Engine:
         self.closing = False
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self.idle = asyncio.Event()
         self._work = asyncio.Event()
         self._rank = itertools.cycle(range(shape.ranks))
 
@@ -115,6 +116,7 @@ class Engine:
         steps = 0 if prefilled else math.ceil(prompt / self.shape.prefill_per_step)
         request = Request(prompt, max(1, wanted), next(self._rank), steps, time.monotonic())
         self.waiting.append(request)
+        self.idle.clear()
         self._work.set()
         return request
 
@@ -131,6 +133,7 @@ class Engine:
     async def run(self) -> None:
         while True:
             if not self.running and not self.waiting:
+                self.idle.set()
                 self._work.clear()
                 await self._work.wait()
             await asyncio.sleep(self.shape.step_s)
@@ -317,9 +320,8 @@ async def serve(shape: Shape, listener: socket.socket) -> None:
     if not ended.is_set():
         await web.SockSite(runner, listener).start()
     await ended.wait()
-    last = time.monotonic() + shape.shutdown_s
-    while engine.load and time.monotonic() < last:
-        await asyncio.sleep(0.02)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(engine.idle.wait(), shape.shutdown_s)
     await runner.cleanup()
     stepping.cancel()
     os._exit(0)  # a forked child must not run the zygote's exit handlers

@@ -76,7 +76,9 @@ def write_tokens(folder: Path) -> Tokens:
     return tokens
 
 
-def write_controller(folder: Path, *, listen: str, urls: Mapping[str, str], pager: str, faster: Mapping[str, str]) -> dict[str, str]:
+def write_controller(
+    folder: Path, *, listen: str, urls: Mapping[str, str], pager: str, faster: Mapping[str, str]
+) -> dict[str, str]:
     """Write ``controller.toml`` and what it refers to; returns what is faster than shipped. ``urls``: worker → base URL."""
     policy, told = faster_policy(faster)
     private(folder / "policy.toml", policy)

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ class Refused(Exception):
 class Node:
     """One tray: its kernel log, and the agent that runs on it now, if any."""
 
-    def __init__(self, name: str, folder: Path, rack: Rack, controller: str, urls: dict[str, str], http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, name: str, folder: Path, rack: Rack, *, controller: str, urls: dict[str, str], http: aiohttp.ClientSession
+    ) -> None:
         self.name = name
         self.kernel = KernelLog()
         self._rack = rack
@@ -110,7 +113,7 @@ class Trays:
 
     def __init__(self, folder: Path, controller: str, urls: dict[str, str], http: aiohttp.ClientSession) -> None:
         self.rack = Rack()
-        self.nodes = {n: Node(n, folder, self.rack, controller, urls, http) for n in NODES}
+        self.nodes = {n: Node(n, folder, self.rack, controller=controller, urls=urls, http=http) for n in NODES}
         self._workers = str(folder / "workers.sock")
         self._verbs: dict[str, Callable[..., Awaitable[str]]] = {
             "kernel": self._kernel, "set_gpu": self._set_gpu, "set_driver": self._set_driver, "mend_node": self._mend_node,
@@ -124,9 +127,11 @@ class Trays:
             verb = self._verbs.get(asked["do"])
             if verb is None:
                 raise Refused(f"no such verb: {asked['do']!r}; wanted one of {', '.join(self._verbs)}")
-            answer = {"ok": True, "detail": await verb(*asked["args"])}
+            began = time.time()
+            answer: dict[str, Any] = {"ok": True, "detail": await verb(*asked["args"]), "at": began}
         except (Refused, NoSuchGpu, OSError, ValueError, KeyError, TypeError) as error:
-            answer = {"ok": False, "detail": str(error) if isinstance(error, Refused | NoSuchGpu | OSError) else f"not a command: {error!r}"}
+            said = isinstance(error, Refused | NoSuchGpu | OSError)
+            answer = {"ok": False, "detail": str(error) if said else f"not a command: {error!r}"}
         with contextlib.suppress(OSError):
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
@@ -192,7 +197,12 @@ async def run(folder: Path, door: socket.socket) -> None:
     given = json.loads((folder / "agents.json").read_text("utf-8"))
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), lambda: os.read(sys.stdin.fileno(), 4096) or ended.set())
+
+    def lifeline() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            ended.set()
+
+    loop.add_reader(sys.stdin.fileno(), lifeline)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         trays = Trays(folder, given["controller"], given["workers"], http)

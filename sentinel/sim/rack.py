@@ -102,5 +102,6 @@ class Rack:
         except ValueError as error:
             raise NoSuchGpu(str(error)) from None
         if node not in NODES or pci not in GPUS:
-            raise NoSuchGpu(f"the simulated rack has no GPU {node}/{pci}; it has {NODES[0]}…{NODES[-1]}, each with {', '.join(GPUS)}")
+            has = f"{NODES[0]}…{NODES[-1]}, each with {', '.join(GPUS)}"
+            raise NoSuchGpu(f"the simulated rack has no GPU {node}/{pci}; it has {has}")
         return node, pci

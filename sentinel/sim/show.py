@@ -64,7 +64,8 @@ class Show:
         return story
 
     def _say(self, timeline: Timeline, mark: Mark) -> None:
-        self._console.print(f"{timeline.ms(mark.at):>9.0f} ms  {mark.what:<16} {mark.detail}", highlight=False, soft_wrap=True, markup=False)
+        line = f"{timeline.ms(mark.at):>9.0f} ms  {mark.what:<16} {mark.detail}"
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _broken(scenario: str, why: str) -> dict[str, Any]:

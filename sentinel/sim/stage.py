@@ -198,7 +198,8 @@ class Stage:
                     return
                 missing = f"no report yet from {', '.join(silent)}"
             await asyncio.sleep(0.05)
-        raise StageError(f"the stage is not up after {START_S:g} s: {missing}; the controller says: {self._last_words('controller')}")
+        said = self._last_words("controller")
+        raise StageError(f"the stage is not up after {START_S:g} s: {missing}; the controller says: {said}")
 
     def _last_words(self, name: str) -> str:
         with contextlib.suppress(OSError):
@@ -226,7 +227,10 @@ class Stage:
             raise StageError("no route table was published") from None
 
     async def start_traffic(self) -> None:
-        self.traffic = Traffic(self.pick, self.load, model=MODEL, on_first_token=lambda record: self.on_first_token(record))
+        def first_token(record: Record) -> None:  # looked up at each call: a story may take its place later
+            self.on_first_token(record)
+
+        self.traffic = Traffic(self.pick, self.load, model=MODEL, on_first_token=first_token)
         await self.traffic.start()
         self._exits.push_async_callback(self.traffic.stop, 0.0)
 
@@ -255,9 +259,9 @@ class Stage:
             raise StageError(f"{door}: {answer.get('detail')}")
         return answer
 
-    async def inject_kernel_line(self, node: str, text: str) -> None:
-        """Write one record into the node's simulated kernel log (facility kern)."""
-        await self.rack("kernel", node, text)
+    async def inject_kernel_line(self, node: str, text: str) -> float:
+        """Write one record into the node's simulated kernel log (facility kern); when, in seconds since the epoch."""
+        return float((await self.rack("kernel", node, text))["at"])
 
     async def set_gpu(self, node: str, pci: str, **fields: Any) -> None:
         """Let fields of a GPU's reading differ (names: ``sim.probes.healthy_gpu``; ``lost=True``: off the bus)."""

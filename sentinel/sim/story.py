@@ -110,12 +110,14 @@ class Story:
         if self.timeline.zero is None or incident.opened_at < self.timeline.zero:
             return
         seen = min((f.at for f in incident.findings), default=incident.opened_at)
-        self.timeline.mark("found", f"{incident.fault} at {incident.culprit}: {incident.summary}", at=seen, key=f"found {incident.id}")
+        whose = f"{incident.fault} at {incident.culprit}"
+        self.timeline.mark("found", f"{whose}: {incident.summary}", at=seen, key=f"found {incident.id}")
         for n, step in enumerate(incident.history):
-            if n and step.what not in ("decided", "paged", "closed", "merged"):  # told by the drain, the pager and below
-                self.timeline.mark(step.what, _sentence(incident.culprit, step), at=step.at, key=f"{incident.id} {step.what} {step.at}")
-        if incident.closed_at is not None:
-            self.timeline.mark("closed", f"{incident.fault} at {incident.culprit}", at=incident.closed_at, key=f"closed {incident.id}")
+            if n and step.what not in ("decided", "paged", "closed"):  # told by the drain, the pager, and below
+                key = f"{incident.id} {step.what} {step.at}"
+                self.timeline.mark(step.what, _sentence(incident.culprit, step), at=step.at, key=key)
+        if incident.closed_at is not None and not incident.merged_into:
+            self.timeline.mark("closed", whose, at=incident.closed_at, key=f"closed {incident.id}")
 
     def _drained(self, drain: Drain) -> None:
         if self.timeline.zero is None or drain.requested_at < self.timeline.zero:
@@ -141,7 +143,8 @@ class Story:
                 continue
             if was.state is WorkerState.ACTIVE:
                 self._left[name] = now
-                self.timeline.mark("out of rotation", f"{name}: {new.why}" if new.why else name, at=now, key=f"out {name} {new.version}")
+                told = f"{name}: {new.why}" if new.why else name
+                self.timeline.mark("out of rotation", told, at=now, key=f"out {name} {new.version}")
             elif entry.state is WorkerState.ACTIVE:
                 self.timeline.mark("in rotation", name, at=now, key=f"in {name} {new.version}")
         weights = {p.pool: p.weight for p in new.pools}
@@ -207,6 +210,9 @@ class Story:
     def new_incidents(self, fault: str = "") -> list[Incident]:
         zero = self.timeline.zero or 0.0
         return [i for i in self.incidents.values() if i.opened_at >= zero and (not fault or i.fault == fault) and not i.merged_into]
+
+    def open_incidents(self, but: list[Incident]) -> list[Incident]:
+        return [i for i in self.new_incidents() if i.closed_at is None and i not in but]
 
     def pages(self, event: str = "trigger") -> list[dict[str, Any]]:
         return [p for p in self.stage.pages if p["event"] == event]

@@ -62,7 +62,8 @@ class Screen:
         head = Text.assemble((self._title, "bold"), "\n", ("Simulated: ", "bold"), (", ".join(SIMULATED), "dim"))
         if self.story is None:
             return Panel(Group(head, Text(self.note)), title="sentinel demo")
-        return Panel(Group(head, self._workers(self.story), self._traffic(self.story), self._timeline(self.story)), title="sentinel demo")
+        story = self.story
+        return Panel(Group(head, self._workers(story), self._traffic(story), self._timeline(story)), title="sentinel demo")
 
     def _workers(self, story: Story) -> Text:
         text = Text()

@@ -22,7 +22,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -200,7 +199,7 @@ class Host:
             os.closerange(3, 1024)  # the host's door, ears and reserved ports are not this worker's
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(serve(slot.shape, slot.listener()))
-        except BaseException as error:  # noqa: BLE001  (nothing may unwind into the host's stack)
+        except BaseException as error:  # nothing may unwind into the host's stack
             print(f"simulated worker {slot.shape.name}: {error!r}", file=sys.stderr)
         os._exit(1)
 

@@ -50,7 +50,7 @@ class Host:
         last = time.monotonic() + 10
         while time.monotonic() < last:
             with suppress(OSError):
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                get(f"{url}/health")
                 return url
             time.sleep(0.01)
         raise AssertionError(f"{name} does not answer")
@@ -65,19 +65,30 @@ def host(tmp_path: Path) -> Iterator[Host]:
     running.process.wait(10)
 
 
+def get(url: str) -> tuple[int, str]:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  (a URL of our own host)
+        return answer.status, answer.read().decode()
+
+
 def post(url: str, body: object, path: str = "/v1/chat/completions", timeout: float = 5) -> tuple[int, str]:
     data = json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data=data, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(url + path, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
 
+def raw(body: object) -> bytes:
+    """A request as bytes, for tests that hold the connection in their own hands."""
+    text = json.dumps(body).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+
+
 def metric(url: str, name: str) -> float:
     """The sum of one family over its engines."""
-    text = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
+    text = get(f"{url}/metrics")[1]
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
 
@@ -106,7 +117,13 @@ def test_answers_like_an_openai_server(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [({"no": "messages"}, 400), ([1], 400), ({"messages": "text"}, 400), (chat(1, max_tokens="many"), 400), (chat(1, model="other"), 404)],
+    [
+        ({"no": "messages"}, 400),
+        ([1], 400),
+        ({"messages": "text"}, 400),
+        ({**chat(1), "max_tokens": "many"}, 400),
+        (chat(1, model="other"), 404),
+    ],
 )
 def test_bad_requests_are_refused_in_one_sentence(host: Host, body: object, status: int) -> None:
     """A request that cannot be served is answered with its status and an OpenAI error object, and costs nothing else."""
@@ -122,7 +139,7 @@ def test_prefill_hands_its_cache_to_a_decoder(host: Host) -> None:
     url = host.up("prefill-1")
     _, text = post(url, chat(1, kv_transfer_params={"do_remote_decode": True}))
     assert json.loads(text)["kv_transfer_params"] == {"do_remote_prefill": True, "remote_engine_id": "prefill-1"}
-    exposed = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
+    exposed = get(f"{url}/metrics")[1]
     assert all(f'vllm:num_requests_running{{engine="{rank}"' in exposed for rank in range(8))
 
 
@@ -130,16 +147,14 @@ def test_a_frozen_engine_hides_behind_a_green_health(host: Host) -> None:
     """Frozen: /health and /metrics answer, running stays above zero, no token comes; thawed, the stream ends whole."""
     url = host.up("decode-01")
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5) as link:
-        body = json.dumps(chat(30, stream=True)).encode()
-        link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-                     b"Content-Length: %d\r\n\r\n%s" % (len(body), body))  # fmt: skip
+        link.sendall(raw(chat(30, stream=True)))
         got = link.recv(65536)
         assert host.ask("freeze", "decode-01")["ok"]
         time.sleep(0.05)
         before = metric(url, "generation_tokens_total")
         with pytest.raises(TimeoutError):
             post(url, chat(1), timeout=0.3)
-        assert urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+        assert get(f"{url}/health")[0] == 200
         assert metric(url, "num_requests_running") == 1
         assert metric(url, "generation_tokens_total") == before
         assert host.ask("thaw", "decode-01")["ok"]
@@ -151,12 +166,11 @@ def test_a_frozen_engine_hides_behind_a_green_health(host: Host) -> None:
 def test_overload_is_503_and_waits_are_counted(host: Host) -> None:
     """Past its slots requests wait and are counted as waiting; past its queue they are answered 503."""
     url = host.up("decode-01")
-    bodies = json.dumps(chat(200, stream=True)).encode()
     port = int(url.rpartition(":")[2])
     links = []
     for _ in range(4):
         link = socket.create_connection(("127.0.0.1", port), timeout=5)
-        link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(bodies), bodies))
+        link.sendall(raw(chat(200, stream=True)))
         links.append(link)
     last = time.monotonic() + 5
     while metric(url, "num_requests_waiting") != 2 and time.monotonic() < last:
@@ -193,13 +207,12 @@ def test_a_stop_lets_streams_end_and_refuses_new_requests(host: Host) -> None:
     """After SIGTERM what is in flight ends whole, a new request gets a 500 behind a green /health, then the process is gone."""
     url = host.up("decode-01")
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5) as link:
-        body = json.dumps(chat(40, stream=True)).encode()
-        link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        link.sendall(raw(chat(40, stream=True)))
         got = link.recv(65536)
         os.kill(host.ask("list")["workers"]["decode-01"]["pid"], signal.SIGTERM)
         time.sleep(0.05)
         assert post(url, chat(1))[0] == 500
-        assert urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+        assert get(f"{url}/health")[0] == 200
         while piece := link.recv(65536):
             got += piece
     assert got.count(b"data: ") == 41
@@ -216,7 +229,9 @@ def test_a_worker_on_a_lost_gpu_does_not_start(host: Host) -> None:
     host.up("decode-01")
 
 
-@pytest.mark.parametrize("line", [b"\n", b"{}\n", b"[1]\n", b'{"do": "start"}\n', b'{"do": "fly", "args": ["decode-01"]}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "line", [b"\n", b"{}\n", b"[1]\n", b'{"do": "start"}\n', b'{"do": "fly", "args": ["decode-01"]}\n', b"\xff\xfe\n"]
+)
 def test_a_bad_command_is_answered_and_changes_nothing(host: Host, line: bytes) -> None:
     """Whatever is said on the control channel, the answer is one JSON line that says no, and the host lives on."""
     with socket.socket(socket.AF_UNIX) as link:
