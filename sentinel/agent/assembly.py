@@ -33,7 +33,7 @@ from sentinel.agent.link import Link
 from sentinel.agent.metrics import AgentMetrics, KnownCollector
 from sentinel.agent.probing import interval_s
 from sentinel.agent.reporter import Reporter
-from sentinel.agent.runner import Runner
+from sentinel.agent.runner import BEAT_S, Runner
 from sentinel.agent.spool import Flusher, Spool
 from sentinel.agent.status import StatusServer
 from sentinel.config import AgentSettings, ConfigError
@@ -42,7 +42,7 @@ from sentinel.model import Finding, Reading
 log = structlog.get_logger()
 
 _DISK_S = 2.0  # a probe waits no longer than this for the disk; its cursor then stays where it is
-_BEAT_S = 5.0  # the scheduler is dead when it has shown no sign of life for so long
+_BEATS = 3  # the scheduler is dead when it has missed so many
 
 
 class Agent:
@@ -173,7 +173,7 @@ class Agent:
 
     def alive(self) -> bool:
         """Whether the work makes progress: the loop runs (it asks), the scheduler beats, no part has ended by itself."""
-        return not self.down.is_set() and asyncio.get_running_loop().time() - self.runner.beat < _BEAT_S
+        return not self.down.is_set() and asyncio.get_running_loop().time() - self.runner.beat < _BEATS * BEAT_S
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """(alive, detail as JSON values): what works, what does not, and why."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client import disable_created_metrics
 
 from probes import Probe, ProbeError
 from sentinel.agent.assembly import Agent
@@ -89,6 +90,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
         loop.add_signal_handler(number, ending.set)
     loop.add_signal_handler(signal.SIGHUP, again.set)
 
+    disable_created_metrics()  # a second series for every counter that says when it was made: nobody reads it
     installed = Installed(own)
     make = probes or installed
     agent = Agent(own, make(own), release=installed.driver.released)

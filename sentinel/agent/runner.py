@@ -32,6 +32,7 @@ log = structlog.get_logger()
 Sink = Callable[[str, Reading | None, list[Finding]], Awaitable[bool]]
 Observer = Callable[[str, bool, float], None]  # probe, success, seconds
 
+BEAT_S = 2.0  # how often the scheduler shows that it lives
 _JITTER = 0.1  # share of the interval, so that the nodes of a rack do not all look in the same millisecond
 _REARM_S = 0.001  # least pause between two woken readings
 _AFTER_FAILURE_S = 1.0  # a descriptor that stays readable while its probe fails must not spin
@@ -113,7 +114,7 @@ class Runner:
                 next_run_time=now + timedelta(seconds=random.uniform(0, min(0.2, job.interval_s))),  # noqa: S311
             )
         self._scheduler.add_job(
-            self._heartbeat, IntervalTrigger(seconds=1, timezone=UTC), args=[loop], id=" beat", coalesce=True,
+            self._heartbeat, IntervalTrigger(seconds=BEAT_S, timezone=UTC), args=[loop], id=" beat", coalesce=True,
             max_instances=1, misfire_grace_time=None,
         )  # fmt: skip
         self._scheduler.start()
