@@ -40,6 +40,7 @@ BATCH_RECORDS = 4096
 BATCH_CHARS = 1 << 20  # of text kept
 EPISODE_S = 5.0
 EPISODES = 512  # open at once; past it the oldest is closed early
+LATE_S = 60.0  # a finding older than this when it is read says so: found on a first start, or after a long stop
 REMEMBER_S = 3600.0  # how long a GPU's codes are remembered to recognise an echo
 REMEMBER_GPUS = 64
 
@@ -192,6 +193,8 @@ def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
         mark = signature(line)
         episode = episodes.get(mark)
         new = finding(line, text, place)
+        if reading.at - at > LATE_S:
+            new.facts["late_s"] = round(reading.at - at)
         if episode is not None and at - episode["last"] <= EPISODE_S:
             held = msgspec.convert(episode["finding"], Finding)
             merged, worse = _merge(held, new, 1 + count)

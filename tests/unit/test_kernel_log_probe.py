@@ -65,6 +65,12 @@ class TestStream:
         assert finding.at == pytest.approx(4990.5)
         assert finding.id == f"t07:{BOOT}:1"
 
+    async def test_an_old_fault_says_so(self, node: Node) -> None:
+        """What a first start finds in the log of hours ago carries its age, so that it can be told from news."""
+        node.write(OFF_BUS, usec=100_000_000)
+        node.write(OFF_BUS.replace("0009", "0018"), usec=999_000_000)
+        assert [f.facts.get("late_s") for f in await found(node.probe())] == [900, None]
+
     async def test_boot_time_from_stat(self, node: Node) -> None:
         """Without /proc/uptime the whole seconds of btime serve; without both, the time of reading."""
         node.write(OFF_BUS, usec=1_000_000)
