@@ -1,13 +1,12 @@
 """The alert rules and their way to a pager, with the real programs: promtool, amtool, Prometheus, Alertmanager.
 
-What is simulated here: the daemons' /metrics (a page this test writes) and PagerDuty (an HTTP server of this test). The whole
-chain runs with the rules' waiting times taken out; the times themselves are what the promtool cases test.
+What is simulated here: the daemons' /metrics (a page this test writes) and PagerDuty (the strict stand-in). The whole chain
+runs with the rules' waiting times taken out; the times themselves are what the promtool cases test.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sentinel.shipped import runbook
+from sentinel.testing.pagerduty import FakePagerDuty
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULES = ALERTS / "sentinel.rules.yml"
@@ -87,31 +87,6 @@ def targets(url: str) -> dict[str, Any]:
     return {"static_configs": [{"targets": [url.removeprefix("http://").rstrip("/")]}]}
 
 
-class Pager:
-    """An HTTP server that stands in for PagerDuty Events v2; it is away for its first answers."""
-
-    def __init__(self, away: int) -> None:
-        self.away, self.events, self.came = away, list[dict[str, Any]](), asyncio.Event()
-
-    async def enqueue(self, request: web.Request) -> web.Response:
-        event = await request.json()
-        if self.away:
-            self.away -= 1
-            return web.json_response({"status": "try again"}, status=503)
-        self.events.append(event)
-        self.came.set()
-        return web.json_response({"status": "success", "dedup_key": event["dedup_key"]}, status=202)
-
-    async def wait(self, action: str) -> dict[str, Any]:
-        async with asyncio.timeout(60):
-            while True:
-                for event in self.events:
-                    if event["event_action"] == action:
-                        return event
-                self.came.clear()
-                await self.came.wait()
-
-
 async def test_chain_from_metric_to_page_and_back(
     prometheus: Callable[[dict[str, Any]], Any],
     serve: Callable[[str, list[str]], Any],
@@ -119,30 +94,38 @@ async def test_chain_from_metric_to_page_and_back(
     tmp_path: Path,
 ) -> None:
     """A role without workers pages once, with its runbook, though the pager is away at first, and resolves by the same key."""
-    ratio, pager, pings = [1.0], Pager(away=2), asyncio.Event()
+    ratio, fed = [1.0], asyncio.Event()
 
     async def metrics(_: web.Request) -> web.Response:
         text = f'sentinel_pool_capacity_ratio{{pool="chat",role="prefill"}} {ratio[0]}\nsentinel_leader 1\n'
         text += 'sentinel_node_last_report_timestamp_seconds{node="t01"} 9e9\n'
         return web.Response(text=text)
 
-    async def ping(_: web.Request) -> web.Response:
-        pings.set()
+    async def dead_man(_: web.Request) -> web.Response:
+        fed.set()
         return web.Response()
+
+    def of(action: str, alert: str) -> list[dict[str, Any]]:
+        return [e for e in pager.events if e["event_action"] == action and e["payload"]["summary"].startswith(f"{alert}: ")]
+
+    async def until(action: str, alert: str) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while not of(action, alert):
+                await asyncio.sleep(0.05)
+        return of(action, alert)[0]
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    app.router.add_post("/v2/enqueue", pager.enqueue)
-    app.router.add_post("/ping", ping)
-    async with TestServer(app) as outside:
+    app.router.add_post("/ping", dead_man)
+    async with TestServer(app) as outside, FakePagerDuty() as pager:
+        pager.answer_next(503, 503)
         key = tmp_path / "pagerduty.key"
         key.write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
         text = (ALERTS / "alertmanager.yml").read_text("utf-8")
         text = text.replace("/etc/alertmanager/pagerduty.key", str(key))
         text = text.replace("https://dead-man.example.net/ping/sentinel", str(outside.make_url("/ping")))
         text = re.sub(r"(group_wait|group_interval): \w+", r"\1: 1s", text)
-        text = f"global: {{pagerduty_url: '{outside.make_url('/v2/enqueue')}'}}\n{text}"
-        (tmp_path / "alertmanager.yml").write_text(text, "utf-8")
+        (tmp_path / "alertmanager.yml").write_text(f"global: {{pagerduty_url: '{pager.url}'}}\n{text}", "utf-8")
         alertmanager = serve(
             "alertmanager",
             [
@@ -160,24 +143,22 @@ async def test_chain_from_metric_to_page_and_back(
             }
         )
         await alertmanager.ready("/-/ready")
+        await seen.ready("/-/ready")
         await seen.wait_for("sentinel_pool_capacity_ratio")
         ratio[0] = 0.0
-
-        trigger = await pager.wait("trigger")
-        event = next(e for e in pager.events if "SentinelRoleEmpty" in json.dumps(e))
+        event = await until("trigger", "SentinelRoleEmpty")
         assert event["routing_key"] == "0123456789abcdef0123456789abcdef"
         assert event["payload"]["severity"] == "critical"
         assert event["payload"]["summary"] == "SentinelRoleEmpty: No prefill worker of pool chat takes requests."
         assert event["payload"]["component"] == "chat"
         assert event["links"][0]["href"] == "https://sentinel.example.net/runbooks/capacity-short"
-        assert trigger["dedup_key"]
 
         ratio[0] = 1.0
+        resolved = await until("resolve", "SentinelRoleEmpty")
+        assert resolved["dedup_key"] == event["dedup_key"]
+        assert len(of("trigger", "SentinelRoleEmpty")) == 1
+        assert [r.status for r in pager.requests][:2] == [503, 503]
         async with asyncio.timeout(60):
-            while not [e for e in pager.events if e["event_action"] == "resolve" and e["dedup_key"] == event["dedup_key"]]:
-                await asyncio.sleep(0.1)
-            await pings.wait()  # the dead-man's switch has been fed all along
-        triggers = [e for e in pager.events if e["event_action"] == "trigger" and e["dedup_key"] == event["dedup_key"]]
-        assert len(triggers) == 1
+            await fed.wait()  # the dead-man's switch has been fed all along
         seen.stop()  # before the servers that they talk to, which would wait for their connections
         alertmanager.stop()
