@@ -2,8 +2,9 @@
 
 This module exists so that the agent reads GPUs without ever opening the driver itself. What always holds:
 
-* ``read()`` returns within the deadline. A GPU that has not answered by then is ``{"pci", "index", "hung_s"}``; one that was
-  past its deadline before is not waited for again, so one stuck GPU costs the others one deadline, once.
+* Initialising has one deadline, and each GPU's answer has one, counted from when it was asked. A GPU past it is
+  ``{"pci", "index", "hung_s"}``, and is not waited for again: one stuck GPU costs the others one deadline, once.
+* A value is from this question or it is not given: a GPU that was not reached has its address and nothing else.
 * A child that is in the middle of a call is never killed, except by ``close`` at shutdown, and then last of all.
 * A child that dies is started again, with growing pauses; meanwhile ``read()`` raises ProbeError: that is about the monitor.
 * What the driver itself answers to initialisation (no library, library and module differ) is a reading's ``error``, not a
@@ -36,6 +37,7 @@ class Pauses:
     first: float = 1.0
     most: float = 60.0
     steady: float = 60.0
+    start: float = 15.0  # a new process may take this long to take its first question, whatever the deadline
     reopen: float = 30.0  # between two tries of a driver that could not be initialised
     refresh: float = 60.0  # a GPU that answers with an error is looked at again by a fresh child this often
 
@@ -72,8 +74,8 @@ class ChildDriver:
         self._news = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._round = 0
-        self._acked = 0
+        self._round = self._acked = 0  # the last question put, and the last one taken
+        self._put_at = 0.0
         self._opened: dict[str, Any] | None = None
         self._opening_since: float | None = None
         self._gpus: dict[int, _Gpu] = {}
@@ -129,13 +131,8 @@ class ChildDriver:
 
     async def _ask(self) -> dict[str, Any]:
         process = self._process
-        self._round += 1
-        end = self._clock() + self._deadline
-        self._write({"read": self._round})
-        while self._process is process and not self._complete():
-            left = end - self._clock()
-            if left <= 0:
-                break
+        self._put_question()
+        while self._process is process and (left := self._left_s()) > 0:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
@@ -144,19 +141,28 @@ class ChildDriver:
         if self._acked < self._round and not self._owing():
             # It has not even read the question, so no call is under way and ending it hurts nobody.
             process.kill()
-            raise ProbeError(f"the driver child (pid {process.pid}) took no question within {self._deadline:g} s and is replaced")
+            raise ProbeError(f"the driver child (pid {process.pid}) took no question in time and is replaced")
         answer = self._answer()
         if answer["error"]:
             await self._end(str(answer["error"]["text"]))
             self._not_before = self._clock() + self._pauses.reopen
         return answer
 
-    def _complete(self) -> bool:
-        if self._acked < self._round:
-            return False
-        if self._opened is None:
-            return self._overdue(self._opening_since)
-        return all(g.asked_at is None or self._overdue(g.asked_at) for g in self._gpus.values())
+    def _put_question(self) -> None:
+        self._round, self._put_at = self._round + 1, self._clock()
+        self._write({"read": self._round})
+
+    def _left_s(self) -> float:
+        """Seconds for which an answer may still come in time; 0 when all are there or overdue."""
+        if not self._acked:
+            since = [self._put_at + max(0.0, self._pauses.start - self._deadline)]
+        elif self._acked < self._round:
+            since = [self._put_at]
+        elif self._opened is None:
+            since = [self._opening_since or self._put_at]
+        else:
+            since = [g.asked_at for g in self._gpus.values() if g.asked_at is not None]
+        return max((at + self._deadline - self._clock() for at in since), default=0.0)
 
     def _answer(self) -> dict[str, Any]:
         answer: dict[str, Any] = {"error": None, "driver": None, "nvml": self._nvml, "gpus": []}
@@ -167,10 +173,10 @@ class ChildDriver:
         answer |= {"error": self._opened["error"], "driver": self._opened["driver"]}
         for index, gpu in sorted(self._gpus.items()):
             known = {"pci": self._addresses.get(index), "index": index}
-            if gpu.asked_at is not None and (self._overdue(gpu.asked_at) or not gpu.data):
+            if gpu.asked_at is not None and self._overdue(gpu.asked_at):
                 answer["gpus"].append(known | {"hung_s": round(self._clock() - gpu.asked_at, 3)})
-            elif self._acked < self._round:
-                answer["gpus"].append(known)  # the child is silent: not measured, and no old value passed off as new
+            elif gpu.asked_at is not None or self._acked < self._round:
+                answer["gpus"].append(known)
             else:
                 answer["gpus"].append(gpu.data)
         return answer
@@ -240,10 +246,12 @@ class ChildDriver:
         elif "opened" in message:
             self._opened, self._opening_since = message["opened"], None
             count = message["opened"]["count"]
-            self._gpus = {index: _Gpu(data={}, owed=1, asked_at=now) for index in range(count)}
+            self._gpus = {index: _Gpu(data={}) for index in range(count)}
             if count != self._count:  # one came or went, so the indices mean other GPUs now
                 self._addresses.clear()
             self._count = count
+            if not self._opened["error"]:
+                self._put_question()
         elif "gpu" in message:
             index, data = message["gpu"], message["data"]
             gpu = self._gpus[index]

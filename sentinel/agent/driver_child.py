@@ -41,7 +41,7 @@ class Lane:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def start(self) -> bool:
-        """Ask for one run; False when the last one has not come back. For one caller at a time."""
+        """Ask for one run; False when the last one has not come back. The main thread alone asks."""
         if self.busy:
             return False
         self.busy = True
@@ -59,6 +59,7 @@ class Child:
 
     def __init__(self, nvml: Any, send: Callable[[dict[str, Any]], None]) -> None:
         self._nvml, self._send = nvml, send
+        self._order = threading.Lock()
         self._opened = False
         self._lanes: list[Lane] = []
         self._opening = Lane("open", self._open)
@@ -69,26 +70,24 @@ class Child:
 
     def read(self, number: int) -> None:
         """Ask every GPU that is not being asked already; the acknowledgement precedes every call it announces."""
-        if not self._opened:
-            self._send({"ack": number, "asked": []})
-            self._opening.start()  # which then asks every GPU
-            return
-        idle = [i for i, lane in enumerate(self._lanes) if not lane.busy]
-        self._send({"ack": number, "asked": idle})
+        with self._order:
+            idle = [i for i, lane in enumerate(self._lanes) if not lane.busy]
+            self._send({"ack": number, "asked": idle})
+            opened = self._opened
         for index in idle:
             self._lanes[index].start()
+        if not opened:
+            self._opening.start()  # when it is done the parent asks again
 
     def _open(self) -> None:
         try:
             opened = open_driver(self._nvml)
         except Exception as error:  # a fault of ours must not look like a driver that hangs
             opened = {"error": {"code": None, "text": f"initialising NVML failed: {error!r}"}, "driver": None, "count": 0}
-        self._lanes = [self._lane(index) for index in range(opened["count"])]
-        self._send({"opened": opened})
-        for lane in self._lanes:
-            lane.start()
-        self._opened = opened["error"] is None
-        self._opening.busy = False
+        lanes = [self._lane(index) for index in range(opened["count"])]
+        with self._order:  # no question may name a GPU that the parent has not heard of, nor miss one that it has
+            self._lanes, self._opened, self._opening.busy = lanes, opened["error"] is None, False
+            self._send({"opened": opened})
 
     def _lane(self, index: int) -> Lane:
         reader = IndexReader(self._nvml, index)

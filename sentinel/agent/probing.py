@@ -37,12 +37,6 @@ def context(settings: AgentSettings, name: str, driver: Driver | None, override:
     )
 
 
-def contexts(settings: AgentSettings | None, driver: Driver | None = None) -> Callable[[str], Context]:
-    """How to get any probe's context; without settings, this host as it is."""
-    known = settings or AgentSettings()
-    return lambda name: context(known, name, driver)
-
-
 def load_probes(
     settings: AgentSettings,
     driver: Driver | None,

@@ -33,7 +33,7 @@ from sentinel.config import AgentSettings, ConfigError, load
 from sentinel.durations import parse_duration
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity
 
-MARGIN_S = 5.0  # past the driver's deadline, which is the longest that a look has any business taking
+MARGIN_S = 5.0  # past the driver's deadlines (one to initialise, one to answer), the longest that a look may take
 COLOUR = {Severity.FATAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 ANYTHING_A_PROBE_RAISES = Exception  # a site's probe is foreign code; its failure is told, with its name
 
@@ -196,7 +196,7 @@ def _think(look: Look, memory: dict[str, Any], expected: dict[str, Any]) -> None
 
 async def _look_once(settings: AgentSettings, only: tuple[str, ...]) -> list[Look]:
     async with _probes(settings, only) as (found, _):
-        looks = await asyncio.gather(*(_look(p, float(settings.driver_deadline) + MARGIN_S) for p in found))
+        looks = await asyncio.gather(*(_look(p, 2 * float(settings.driver_deadline) + MARGIN_S) for p in found))
     for look in looks:
         _think(look, {}, settings.expected)
     return looks
@@ -210,7 +210,7 @@ async def _record(
     async with _probes(settings, only) as (found, _):
         end = time.monotonic() + seconds
         while True:
-            for look in await asyncio.gather(*(_look(p, float(settings.driver_deadline) + MARGIN_S) for p in found)):
+            for look in await asyncio.gather(*(_look(p, 2 * float(settings.driver_deadline) + MARGIN_S) for p in found)):
                 if look.reading is None:
                     missed += 1
                     stream.write(recording.line(recording.Missed(could_not_look=look.error, probe=look.probe.name, at=time.time())))
@@ -333,8 +333,12 @@ def _clean(text: str) -> str:
 
 def _sees(look: Look) -> list[str]:
     describe = getattr(look.probe, "describe", None)  # a probe may offer its reading in words, one line per thing
-    if look.reading is None or describe is None:
+    if look.reading is None:
         return []
+    if describe is None:
+        data = look.reading.data
+        plain = [f"{k}={v}" for k, v in data.items() if isinstance(v, (int, float, str)) and v != ""]
+        return [*plain[:6], *(f"{len(v)} {k}" for k, v in data.items() if isinstance(v, (list, dict)) and v)]
     try:
         return [str(x) for x in describe(look.reading)]
     except ANYTHING_A_PROBE_RAISES as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -179,6 +180,30 @@ async def test_a_child_that_takes_no_question_is_replaced(tray: Tray) -> None:
     assert driver.pid != pid
 
 
+async def test_a_slow_initialisation_is_not_held_against_the_gpus(tray: Tray) -> None:
+    """What initialising took of the time is not counted as a GPU's hang: each has its own deadline, from its own question."""
+    tray.state.hang_init = True
+    tray.save()
+    driver = tray.driver(deadline_s=1.5)
+    reading = asyncio.create_task(driver.read())
+    await asyncio.sleep(1.2)
+    tray.state.hang_init = False
+    tray.save()
+    got = await reading
+    assert not hung(got)
+    assert [g["rows_pending"] for g in got["gpus"]] == [False] * 4
+
+
+async def test_no_old_value_is_passed_off_as_new(tray: Tray) -> None:
+    """Every value in a reading was asked for by that reading, from the first one on."""
+    driver = tray.driver(deadline_s=10)
+    for pending in (1, 0, 1, 0, 1):
+        for gpu in tray.state.gpus:
+            gpu.set(rows_pending=pending)
+        tray.save()
+        assert [g["rows_pending"] for g in (await driver.read())["gpus"]] == [bool(pending)] * 4
+
+
 async def test_library_and_module_that_differ_are_tried_again_by_a_fresh_child(tray: Tray) -> None:
     """Code 18 is the reading's error; a loaded library stays the old one, so another process asks later."""
     tray.state.init_error = 18
@@ -269,18 +294,25 @@ async def test_the_child_outlives_signals_meant_for_its_parent(tray: Tray) -> No
     assert driver.pid == pid
 
 
-def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
-    """The end of standard input is the parent's death; a library's own printing does not break the protocol."""
+def test_the_child_speaks_lines_and_ends_with_its_parent(tmp_path: Path) -> None:
+    """Question, acknowledgement, answers; the end of standard input is the parent's death."""
     path = tmp_path / "nvml.json"
     gb200_tray().save(path)
     command = [sys.executable, "-m", "sentinel.agent.driver_child", FAKE]
-    run = subprocess.run(
-        command, input=b'{"read":1}\n', capture_output=True, timeout=30, check=False, env={**os.environ, STATE_FILE: str(path)}
-    )
-    lines = run.stdout.splitlines()
-    assert run.returncode == 0
-    assert lines[0] == b'{"ack":1,"asked":[]}'
-    assert sorted(line[:8] for line in lines[2:]) == [b'{"gpu":%d' % n for n in range(4)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, STATE_FILE: str(path)}, bufsize=0) as child:
+        assert child.stdin
+        assert child.stdout
+        said = []
+        for number in (1, 2):
+            child.stdin.write(b'{"read":%d}\n' % number)
+            said += [json.loads(child.stdout.readline()) for _ in range(2 if number == 1 else 5)]
+        child.stdin.close()
+        assert child.wait(30) == 0
+    assert said[0] == {"ack": 1, "asked": []}
+    assert said[1] == {"opened": {"error": None, "driver": "580.159.04", "count": 4}}
+    assert said[2] == {"ack": 2, "asked": [0, 1, 2, 3]}
+    assert sorted(x["gpu"] for x in said[3:]) == [0, 1, 2, 3]
 
 
 async def test_our_own_fault_is_not_called_a_hang(tray: Tray) -> None:

@@ -30,7 +30,7 @@ def run(*args: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(main, args, input=stdin)
 
 
-def gpu(at: float = 100.0, **values: Any) -> dict[str, Any]:
+def gpu(**values: Any) -> dict[str, Any]:
     return {"pci": "0008:01:00.0", "index": 0, "unread": {}, **values}
 
 
@@ -52,8 +52,8 @@ def test_probe_shows_what_it_sees_and_thinks(tray: FakeState, tmp_path: Path) ->
     tray.save(tmp_path / "nvml.json")
     result = run("probe", "--once", "--only", "gpu")
     assert result.exit_code == 0
-    wanted = ("0009:01:00.0", "NVIDIA GB200", "NVLinks 18/18", "gpu.row_remap_pending", "reset_gpu", "measured and fine", "SIMULATED")
-    for words in wanted:
+    thinks = ("gpu.row_remap_pending", "reset_gpu", "measured and fine")
+    for words in ("0009:01:00.0", "NVIDIA GB200", "NVLinks 18/18", "SIMULATED", *thinks):
         assert words in result.output
 
 
@@ -108,7 +108,7 @@ def test_what_is_recorded_can_be_judged(tray: FakeState, tmp_path: Path) -> None
     lines = [json.loads(x) for x in out.read_text().splitlines()]
     assert lines[0]["sentinel_recording"] == FORMAT
     assert {x["probe"] for x in lines[1:]} == {"gpu"}
-    assert len(lines) > 2
+    assert len(lines) > 1
     document = json.loads(run("assess", "--json", str(out)).stdout)
     assert document["judged"] == len(lines) - 1
     (finding,) = document["findings"]
