@@ -212,6 +212,8 @@ class Drains:
         self.move(drain, "rerouted", "takes traffic again" if drain.kind == "drain" else "takes traffic")
 
     def _try_again(self, drain: Drain, verb: str, event: Done) -> tuple[Drain, str] | None:
+        if event.ok is False and verb == "stop":  # the agent's answer to this key is final; ask anew
+            drain = self.p.put_drain(msgspec.structs.replace(drain, attempt=drain.attempt + 1))
         tries = self._tries[(drain.id, verb)] = self._tries.get((drain.id, verb), 0) + 1
         timing = self.p.policy.timing
         self._retry_at[drain.id] = self.p.now + timing.retry

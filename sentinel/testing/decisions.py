@@ -107,6 +107,7 @@ class World:
         self.pending: dict[str, AnyEffect] = {}
         self.pages: list[Page] = []
         self.done: list[AnyEffect] = []
+        self.told: list[tuple[AnyEffect, bool | None]] = []  # every end of an effect, with its outcome
         self._n = 0
         self._epoch = 0
         self.lead()
@@ -165,6 +166,7 @@ class World:
     def _carry_out(self, effect: AnyEffect) -> None:
         ok = self.outcomes(effect)
         self.done.append(effect)
+        self.told.append((effect, ok))
         if isinstance(effect, SendPage) and ok:
             self.pages.append(effect.page)
         if isinstance(effect, Look):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sentinel.decide.decider import Decider
 from sentinel.decide.drain import MOVES
 from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StartWorker, StopWorker
-from sentinel.decide.picture import ENDED
+from sentinel.decide.picture import ENDED, effect_key
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
@@ -103,8 +103,9 @@ class Fleet(RuleBasedStateMachine):
         """Every time a worker is stopped, started or repaired anew it is under a key of its own; an agent acts once per key."""
         if not hasattr(self, "world"):
             return
-        ended = [e.id for e in self.world.done if isinstance(e, StopWorker | StartWorker | Repair)]
-        assert len(ended) == len(set(ended))
+        acts = (StopWorker, StartWorker, Repair)
+        settled = [effect_key(e) for e, ok in self.world.told if isinstance(e, acts) and ok is not None]
+        assert len(settled) == len(set(settled))
 
     @invariant()
     def one_open_drain_per_worker(self) -> None:
@@ -177,7 +178,7 @@ class Fleet(RuleBasedStateMachine):
         p = self.world.decider.p
         for worker in p.workers.values():
             drain = p.open_drain(worker.name)
-            if drain and drain.kind == "drain" and drain.state not in ENDED:
+            if drain and drain.kind == "drain" and drain.state not in (*ENDED, DrainState.RETURNING):
                 assert self.world.state_of(worker.name) is not WorkerState.ACTIVE
 
 
