@@ -211,8 +211,13 @@ def healthy(engine: str, answer: Answer) -> bool | None:
     return False if answer.status >= 500 else None
 
 
-# Dynamo says who answered in nvext.worker_id; a request pinned by backend_instance_id is decoded by that worker (measured).
-_ATTRIBUTION = {"backend_instance_id": "decode_worker_id"}
+# The field of nvext that pins a request to a Dynamo worker of each role, and the one of nvext.worker_id that says who answered.
+# Measured on 1.6.1: in a disaggregated deployment backend_instance_id finds no worker, the two others do.
+_PIN = {
+    "prefill": ("prefill_worker_id", "prefill_worker_id"),
+    "decode": ("decode_worker_id", "decode_worker_id"),
+    "both": ("backend_instance_id", "decode_worker_id"),
+}
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,11 +246,11 @@ async def one_token(
     deadline_s: float,
     model: str = "",
     instance: str = "",
-    pin: str = "backend_instance_id",
+    role: str = "both",
 ) -> Token:
     """Ask the server at ``url`` for one token, from the first model that it lists unless ``model`` is given.
 
-    ``instance`` (hex) pins the request to that Dynamo worker, by the field ``pin`` of ``nvext``, and sees that it answered.
+    ``instance`` (hex) pins the request to that Dynamo worker, which serves as ``role``, and sees that it answered.
     """
     begun = time.monotonic()
     if not model:
@@ -256,6 +261,7 @@ async def one_token(
             return Token(ok=None, how="answered", status=answer.status, seconds=answer.seconds, why="it lists no model")
         model = listed
     body: dict[str, Any] = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    pin, attribution = _PIN[role]
     if instance:
         body["nvext"] = {pin: int(instance, 16), "extra_fields": ["worker_id"]}
     left = max(0.001, deadline_s - (time.monotonic() - begun))
@@ -263,7 +269,7 @@ async def one_token(
     seconds = round(time.monotonic() - begun, 6)
     if answer.how != "answered":
         return Token(ok=False, how=answer.how, seconds=seconds, why=answer.why)
-    ok, why = _right(answer, instance, _ATTRIBUTION.get(pin, pin))
+    ok, why = _right(answer, instance, attribution)
     return Token(ok=ok, how="answered", status=answer.status, seconds=seconds, why=why)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -57,6 +57,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     url: str = ""
     system_url: str = ""
     engine: str = "vllm"
+    role: Literal["prefill", "decode", "both"] = "both"  # in a disaggregated Dynamo: which of its two kinds
     model: str = ""
 
     @property
@@ -255,7 +256,12 @@ class WorkerProbe:
         if not self._options.frontend or not instance:
             return None
         return await engine.one_token(
-            self._http(), self._options.frontend, deadline_s=self._options.canary_s, model=target.model, instance=instance
+            self._http(),
+            self._options.frontend,
+            deadline_s=self._options.canary_s,
+            model=target.model,
+            instance=instance,
+            role=target.role,
         )
 
     def _http(self) -> aiohttp.ClientSession:

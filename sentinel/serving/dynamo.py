@@ -121,11 +121,7 @@ class DynamoAdapter:
         if not self._settings.frontend:
             return False, "no [dynamo] frontend is configured, so no token can be asked of one worker"
         async with self._lock(worker):
-            try:
-                async with asyncio.timeout(deadline_s):
-                    ok, sentence, instance = await self._ask_pinned(worker)
-            except TimeoutError:
-                ok, sentence, instance = False, f"no right answer within {deadline_s:g} s", self._known.get(worker.name, "")
+            ok, sentence, instance = await self._ask_pinned(worker, asyncio.get_running_loop().time() + deadline_s)
             if not ok and instance:
                 await self._remove(worker, instance)
             return ok, f"{worker.name}: {sentence}"
@@ -151,8 +147,9 @@ class DynamoAdapter:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    async def _ask_pinned(self, worker: Worker) -> tuple[bool, str, str]:
-        """(right, sentence, instance asked); only ever ends by itself with an answer that settles it."""
+    async def _ask_pinned(self, worker: Worker, until: float) -> tuple[bool, str, str]:
+        """(right, sentence, instance that is registered now); ``until`` on the loop's clock."""
+        loop = asyncio.get_running_loop()
         while True:
             metrics, answer = await self._metrics(worker)
             instance = metrics.instance
@@ -160,16 +157,24 @@ class DynamoAdapter:
                 break
             if answer.how == "refused":
                 return False, f"nothing listens at {_system(worker)}", ""
+            if loop.time() + RETRY_S >= until:
+                return False, answer.why or "it answers, but has not registered with Dynamo's discovery", ""
             await asyncio.sleep(RETRY_S)  # it still loads
-        pin = {Role.PREFILL: "prefill_worker_id", Role.DECODE: "decode_worker_id"}.get(worker.role, "backend_instance_id")
         while True:
             token = await engine.one_token(
-                self._session, self._settings.frontend, deadline_s=ONE_TOKEN_S, model=metrics.model, instance=instance, pin=pin
+                self._session,
+                self._settings.frontend,
+                deadline_s=max(0.001, min(ONE_TOKEN_S, until - loop.time())),
+                model=metrics.model,
+                instance=instance,
+                role=worker.role.value,
             )
             if token.ok:
                 return True, f"{token.why} in {token.seconds * 1000:.0f} ms; {how}", instance
             if _settled(token):
                 return False, token.why, instance
+            if loop.time() + RETRY_S >= until:
+                return False, f"no right answer in time ({token.why})", instance
             await asyncio.sleep(RETRY_S)
 
     async def _restore(self, worker: Worker, instance: str) -> str | None:

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import aiohttp
 
 from sentinel.config import DynamoSettings
-from sentinel.model import CommandResult, Worker
+from sentinel.model import CommandResult, Role, Worker
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".dynamo"
@@ -99,6 +99,8 @@ class Mocker:
     port: int
     process: asyncio.subprocess.Process | None = None
     hexid: str = ""
+    arguments: tuple[str, ...] = ()
+    role: Role = Role.BOTH
 
     @property
     def system_url(self) -> str:
@@ -112,7 +114,7 @@ class Mocker:
     @property
     def worker(self) -> Worker:
         url = self.system_url
-        return Worker(name=self.name, pool="main", url=url, system_url=url, adapter="dynamo", nodes=("host",))
+        return Worker(name=self.name, pool="main", url=url, system_url=url, adapter="dynamo", nodes=("host",), role=self.role)
 
 
 @dataclass
@@ -177,7 +179,8 @@ class DynamoRig:
         self._mock = ["-m", "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL,
                       "--num-gpu-blocks-override", "16384", "--block-size", "64", *self._mock_args]  # fmt: skip
         await asyncio.gather(*(self.restart(w.name) for w in self.workers))
-        await self.until(self._serves, 60)
+        if n:
+            await self.until(self._serves, 60)
 
     async def stop(self) -> None:
         everyone = [w.process for w in self.workers] + [self._front]
@@ -192,6 +195,12 @@ class DynamoRig:
             end_process(self._etcd)
         if self._http:
             await self._http.close()
+
+    async def add(self, name: str, role: Role, *arguments: str) -> Mocker:
+        """One more worker, with arguments of its own; routable when this returns."""
+        self.workers.append(Mocker(name, low_port(), arguments=arguments, role=role))
+        await self.restart(name)
+        return self.workers[-1]
 
     def mocker(self, name: str) -> Mocker:
         return next(w for w in self.workers if w.name == name)
@@ -208,7 +217,7 @@ class DynamoRig:
     async def restart(self, name: str) -> None:
         """Start one mocker (again); returns when it is routable, under its new instance id."""
         worker = self.mocker(name)
-        worker.process = await self._run(name, self._mock, DYN_SYSTEM_PORT=str(worker.port))
+        worker.process = await self._run(name, [*self._mock, *worker.arguments], DYN_SYSTEM_PORT=str(worker.port))
         before = worker.hexid
 
         async def said() -> bool:

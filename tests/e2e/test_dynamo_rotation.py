@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from sentinel.model import Role
 from sentinel.serving.adapters import open_discovery
 from sentinel.serving.dynamo import DynamoAdapter
-from tests.e2e.dynamo import DynamoRig, MemoryKeep, Mocker, RigHands, rig
+from tests.e2e.dynamo import DynamoRig, MemoryKeep, Mocker, RigHands, low_port, rig
 
 
 def adapter(dynamo: DynamoRig) -> DynamoAdapter:
@@ -141,6 +142,45 @@ async def test_a_worker_out_for_longer_than_its_lease_comes_back(dynamo: DynamoR
     await dynamo.until(lambda: _in(dynamo, victim), 3)
     await asyncio.sleep(14)
     assert victim.hexid in await dynamo.routable()
+
+
+@pytest.mark.long
+async def test_a_disaggregated_pair_is_verified_by_role(tmp_path: Path) -> None:
+    """Prefill and decode workers each answer a request pinned to them, out and back; by the wrong role nobody is found."""
+    async with rig(tmp_path, 0, front_args=("--router-mode", "kv")) as dynamo:
+        ports = ("--bootstrap-ports", str(low_port()))
+        prefill = await dynamo.add("prefill", Role.PREFILL, "--disaggregation-mode", "prefill", *ports)
+        decode = await dynamo.add("decode", Role.DECODE, "--disaggregation-mode", "decode")
+        a = adapter(dynamo)
+        for mocker in (prefill, decode):
+            ok, why = await a.verify(mocker.worker, 20)
+            assert ok, why
+            assert await a.deroute(mocker.worker)
+            await dynamo.until(lambda m=mocker: _out(dynamo, m), 5)
+            ok, why = await a.verify(mocker.worker, 20)
+            assert ok, why
+        decode.role = Role.BOTH
+        ok, why = await a.verify(decode.worker, 3)
+        assert not ok
+
+
+@pytest.mark.long
+async def test_a_kv_router_obeys_too(tmp_path: Path) -> None:
+    """The router that follows KV events drops and takes back a worker like the others."""
+    async with rig(tmp_path, 3, front_args=("--router-mode", "kv")) as dynamo:
+        a, victim = adapter(dynamo), dynamo.workers[0]
+        load = asyncio.create_task(dynamo.load(streams=20, tokens=100, seconds=6))
+        await asyncio.sleep(1)
+        assert await a.deroute(victim.worker)
+        await idle(a, victim)
+        await asyncio.sleep(1)
+        assert await a.in_flight(victim.worker) == 0
+        assert await a.reroute(victim.worker)
+        async with asyncio.timeout(4):
+            while not await a.in_flight(victim.worker):
+                await asyncio.sleep(0.05)
+        counts = await load
+        assert (counts.failed, dict(counts.errors)) == (0, {})
 
 
 async def _in(dynamo: DynamoRig, mocker: Mocker) -> bool:
