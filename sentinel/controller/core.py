@@ -30,6 +30,7 @@ from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError
 log = structlog.get_logger(__name__)
 
 BATCH = 256  # events: bounds the commit's size and how long the loop is held without a breath
+TELL_AGAIN = 10.0  # seconds before the same failure of the decider is logged again
 BACKOFF = (0.02, 0.05, 0.1, 0.25, 0.5)  # seconds between two tries of one commit; the last one repeats
 
 
@@ -98,6 +99,7 @@ class Core:
         self._batch: list[_Item] = []
         self._more = asyncio.Event()
         self._ended = False
+        self._told = ("", 0.0)  # the latest failure of the decider that was logged, and when
         self._turn_began: float | None = None
 
     def stuck_for(self) -> float:
@@ -178,7 +180,10 @@ class Core:
         except Exception as error:
             item.error = f"{type(error).__name__}: {error}"
             self._metrics.decider_errors.inc()
-            log.exception("the decider failed on an event: a bug in sentinel; the event is in the journal", event_id=item.event.id)
+            now = time.monotonic()
+            if item.error != self._told[0] or now - self._told[1] >= TELL_AGAIN:  # a failure on every tick is said once
+                self._told = (item.error, now)
+                log.exception("the decider failed on an event: a bug in sentinel; the event is in the journal", id=item.event.id)
 
     async def _commit(self, changes: Sequence[Change]) -> None:
         tries = 0

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEvent, AnyInstruction, Reported
-from sentinel.model import Ack, Component, Report, WorkerSeen, gpu_component
+from sentinel.model import Ack, Component, Report, gpu_component
 
 CLOCK_LIMIT = 300.0  # seconds
 SESSIONS = 4  # remembered per node: an agent that restarts may still send what its last run spooled
@@ -55,7 +55,7 @@ class Ingest:
         submit: Callable[[AnyEvent], asyncio.Future[list[AnyInstruction]]],
         new_id: Callable[[], str],
         metrics: Metrics,
-        learn: Callable[[Sequence[WorkerSeen]], None] = lambda seen: None,
+        learn: Callable[[Report], None] = lambda report: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._submit, self._new_id, self._metrics, self._learn, self._clock = submit, new_id, metrics, learn, clock
@@ -74,7 +74,7 @@ class Ingest:
                 return Ack(session=report.session, seq=report.seq)
             arrived = self._clock()
             if report.workers:
-                self._learn(report.workers)  # before deciding: what is decided may need a worker's newest instance at once
+                self._learn(report)  # before deciding: what is decided may need a worker's newest instance at once
             await self._submit(Reported(id=self._new_id(), at=arrived, report=believable(report, arrived)))
             gap = last is None or report.seq != last + 1
             self._remember(heard, report, arrived)

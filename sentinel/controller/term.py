@@ -25,7 +25,7 @@ from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.watch import Watch
 from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, Restored, Tick
-from sentinel.model import Fleet, Worker, WorkerSeen
+from sentinel.model import Fleet, Report, Worker, WorkerSeen
 from sentinel.serving import Adapter
 from sentinel.store import Stored, StoreError
 
@@ -62,7 +62,7 @@ class Term:
         self.ready = False
         self.again = False  # set by ``restart``: lead on, under a new epoch
         self._end = asyncio.Event()
-        self._store, self._tick, self._clock = store, tick, clock
+        self._store, self._serving, self._tick, self._clock = store, serving, tick, clock
         numbers = itertools.count(1)
         self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
         self.ledger = Ledger(fleet)
@@ -75,7 +75,7 @@ class Term:
             decider=decider, store=store, epoch=lease.epoch, valid=lease.valid, ledger=self.ledger, journal=journal,
             metrics=metrics, begin=self._effects.begin,
         )
-        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=serving.learn, clock=clock)
+        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=self._learn, clock=clock)
 
     async def feed(self, event: AnyEvent) -> list[AnyInstruction]:
         """Submit one event and wait until what it caused is durable."""
@@ -115,6 +115,13 @@ class Term:
 
     def last_reports(self) -> Iterable[tuple[str, float]]:
         return ((node, heard.at) for node, heard in self.ingest.nodes.items() if heard.at)
+
+    def _learn(self, report: Report) -> None:
+        """Tell the adapters what a node says of the workers that run on it, and of no others."""
+        workers = self.ledger.workers
+        mine = [s for s in report.workers if s.worker in workers and report.node in (workers[s.worker].nodes or (report.node,))]
+        if mine:
+            self._serving.learn(mine)
 
     def _worker(self, name: str) -> Worker | None:
         return self.ledger.workers.get(name)

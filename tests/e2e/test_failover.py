@@ -26,7 +26,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy import default_policy
+from sentinel.decide.policy import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until, write_tokens
 from sentinel.testing.decisions import PCIS, rack
@@ -305,6 +305,30 @@ class TestKilledLeader:
                 await asyncio.sleep(0.02)
         assert await workers() == ["a", "b", "c"]
 
+    async def test_a_new_policy_is_a_new_leadership_of_the_same_controller(self, site: Site) -> None:
+        """Another policy takes effect by SIGHUP: the same controller leads on under a new epoch, with what was decided before."""
+        await standing_by(site, "c2")
+        leader = site.callers["c1"]
+        site.receiver.running["a"] = 1
+        await leader.post("/v1/ask", {"verb": "drain", "target": "a", "reason": "x", "deadline_s": 60})
+        before = (await leader.get("/v1/status"))[1]["leader"]["epoch"]
+        policy = site.directory / "policy.toml"
+        policy.write_text(default_policy_text().replace('retry = "5s"', 'retry = "6s"'))
+        file = site.directory / "c1.toml"
+        file.write_text(file.read_text().replace("tick =", f'policy = "{policy}"\ntick =', 1))
+        os.kill(site.processes["c1"].pid, signal.SIGHUP)
+
+        async def epoch() -> int:
+            status, body = await leader.get("/v1/status")
+            return int(body["leader"]["epoch"]) if status == 200 else 0
+
+        async with asyncio.timeout(10):
+            while await epoch() <= before:
+                await asyncio.sleep(0.02)
+        assert "a" in await site.drains(leader)
+        site.receiver.running["a"] = 0
+        await state(site, leader, "a", "out")
+
     async def test_a_frozen_leader_wakes_up_harmless(self, site: Site) -> None:
         """A leader that is stopped past its lease finds another one when it wakes, says so, and acts no more."""
         await standing_by(site, "c2")
@@ -380,3 +404,85 @@ class TestStoppedStore:
             }  # fmt: skip
         for store in stores:
             await store.close()
+
+
+class TestStarting:
+    async def test_systemd_is_told(self, redis: RedisServer, tmp_path: Path) -> None:
+        """READY once the port answers, keep-alives while the work makes progress, STOPPING on the way out."""
+        receiver = Receiver()
+        await receiver.start()
+        told: list[str] = []
+        path = redis.directory / "notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.bind(str(path))
+            sock.setblocking(False)
+            async with aiohttp.ClientSession() as session:
+                site = Site(tmp_path, redis, receiver, session)
+                os.environ |= {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "300000"}
+                try:
+                    await site.start("c1")
+                finally:
+                    del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
+
+                def hear() -> str:
+                    with contextlib.suppress(BlockingIOError):
+                        while True:
+                            told.append(sock.recv(4096).decode())
+                    return "\n".join(told)
+
+                await until(lambda: hear().count("WATCHDOG=1") >= 3, "keep-alives come")
+                await site.leads("c1")
+                assert await site.kill("c1", signal.SIGTERM) == 0
+                assert told[0].startswith("READY=1")
+                assert "STOPPING=1" in hear()
+        await receiver.close()
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            ("listen =", "listen = \"127.0.0.1\" #", "controller.listen"), ("[controller]", "[agent]\n[controler]", "controler"),
+            ("tick =", "policy = \"/nowhere\"\ntick =", "controller.policy"), ("url = \"unix", "url = \"ftp", "store.url"),
+        ],
+    )  # fmt: skip
+    async def test_what_cannot_work_is_a_sentence(self, redis: RedisServer, tmp_path: Path, old: str, new: str, says: str) -> None:
+        """A file that a controller cannot run with ends it with 1 and one sentence, without a traceback."""
+        receiver = Receiver()
+        receiver.url = "http://127.0.0.1:1"
+        async with aiohttp.ClientSession() as session:
+            site = Site(tmp_path, redis, receiver, session)
+            file = tmp_path / "c1.toml"
+            file.write_text(file.read_text().replace(old, new, 1))
+            await site.start("c1")
+            assert await site.processes.pop("c1").wait() == 1
+        log = (tmp_path / "c1.log").read_text()
+        assert says in log
+        assert "Traceback" not in log
+
+    async def test_a_port_that_is_taken_is_one_sentence(self, site: Site) -> None:
+        """Two controllers on one port: the second one ends and says which key to change."""
+        file = site.directory / "c2.toml"
+        await site.kill("c2")
+        file.write_text(file.read_text().replace(site.callers["c2"].url[7:], site.callers["c1"].url[7:]))
+        await site.start("c2")
+        assert await site.processes.pop("c2").wait() == 1
+        log = (site.directory / "c2.log").read_text()
+        assert "controller.listen" in log
+        assert "Traceback" not in log
+
+    async def test_it_stands_by_while_the_store_is_away(self, redis: RedisServer, tmp_path: Path) -> None:
+        """A controller that starts before its store waits for it, answers that nobody leads, and leads once it is there."""
+        receiver = Receiver()
+        await receiver.start()
+        redis.pause()
+        async with aiohttp.ClientSession() as session:
+            site = Site(tmp_path, redis, receiver, session)
+            try:
+                await site.start("c1")
+                await standing_by(site, "c1")
+                status, answer = await site.callers["c1"].get("/v1/status")
+                assert (status, answer["leader"]) == (421, None)
+                redis.resume()
+                await site.leads("c1")
+            finally:
+                await site.close()
+        await receiver.close()

@@ -18,7 +18,7 @@ from sentinel.controller.api import BODY_MAX
 from sentinel.controller.journal import read_journal
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import Reported
+from sentinel.decide.events import AnyEvent, AnyInstruction, Reported
 from sentinel.decide.policy import default_policy
 from sentinel.model import Action, Finding, Kind, Report, Severity, WorkerSeen, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
@@ -138,9 +138,23 @@ class TestReports:
         assert heard.findings[1].at == old.at
 
     async def test_workers_are_learned_before_anything_is_decided(self, site: Site) -> None:
-        """What an agent says of its workers reaches the adapters with the report."""
-        await site.send(report(1, workers=(WorkerSeen(worker="decode-1", instance="abc"),)))
+        """What an agent says of its workers reaches the adapters with the report; of another node's workers it cannot speak."""
+        mine, not_mine = WorkerSeen(worker="decode-1", instance="abc"), WorkerSeen(worker="decode-2", instance="evil")
+        await site.send(report(1, workers=(mine, not_mine)))
         assert [w.instance for w in site.serving.learned] == ["abc"]
+
+
+class TestJournal:
+    async def test_it_replays_to_the_same_decisions(self, site: Site) -> None:
+        """What the shell wrote, given to a fresh decider, gives every instruction again: explain and backtests stand on this."""
+        await site.send(report(1, findings=(off_bus(),)))
+        await site.caller.post("/v1/ask", {"verb": "drain", "target": "decode-2", "reason": "x"})
+        await until(lambda: site.pager.pages and "decode-1" in site.serving.did("kill"), "effects end")
+        await site.controller.stop()
+        entries = list(read_journal(site.directory / "journal-c1"))
+        again = Decider(default_policy())
+        assert [list(e.instructions) for e in entries] == [again.handle(e.event) for e in entries]
+        assert sum(len(e.instructions) for e in entries) > 10
 
 
 class TestBadReports:
@@ -190,11 +204,29 @@ class TestBadReports:
         """A bug in the decider answers 422, on which an agent isolates the finding; the report can be sent again."""
         term = site.controller.term
         assert term is not None
-        handle, term.core.decider.handle = term.core.decider.handle, lambda event: 1 // 0  # type: ignore[method-assign]
+        handle = term.core.decider.handle
+
+        def failing(event: AnyEvent) -> list[AnyInstruction]:
+            return handle(event) if not isinstance(event, Reported) else [1 // 0]  # type: ignore[list-item]
+
+        term.core.decider.handle = failing  # type: ignore[method-assign]
         status, body = await site.send(report(1))
         term.core.decider.handle = handle  # type: ignore[method-assign]
         assert status == 422
         assert "ZeroDivisionError" in body["error"]
+        assert (await site.send(report(1)))[0] == 200
+
+
+    async def test_a_full_queue_is_503_with_retry_after(self, site: Site) -> None:
+        """More than fits is pushed back to the agent, counted, and taken once there is room."""
+        term = site.controller.term
+        assert term is not None
+        term.core._capacity = 0
+        status, body = await site.send(report(1))
+        assert status == 503
+        assert body["error"]
+        assert await site.metric('sentinel_reports_total{outcome="busy"}') == 1
+        term.core._capacity = 10
         assert (await site.send(report(1)))[0] == 200
 
 
@@ -322,6 +354,7 @@ class TestAnyone:
         assert await site.metric('sentinel_workers{pool="main",role="decode",state="out"}') == 1
         assert await site.metric('sentinel_pool_capacity_ratio{pool="main",role="decode"}') == 0.75
         assert await site.metric('sentinel_incidents_open{fault="gpu-off-bus",severity="fatal"}') == 1
+        assert await site.metric('sentinel_budget_blocked{pool="main",role="decode"}') == 0
 
     async def test_a_runbook_is_plain_markdown(self, site: Site) -> None:
         """The link in a page leads to text."""
