@@ -5,6 +5,7 @@ What always holds:
 * An event (a kernel line) counts once per id, however often it is sent.
 * A state is raised after ``confirm`` present samples in a row and cleared after ``clear_confirm`` fine ones; a sample that
   is missing because nothing could be measured moves neither.
+* A state that grows worse, so that another rule of the policy takes it, is raised anew under that rule, with its own count.
 * Conditions are soft: a new leader starts without any and learns them from the agents' next snapshots.
 """
 
@@ -32,7 +33,9 @@ class Change(StrEnum):
 class Condition:
     finding: Finding  # the latest one that was present
     present: bool = False
-    bad: int = 0  # present samples in a row
+    rule: object = None  # the policy's rule that takes it
+    raised: bool = False  # under that rule
+    bad: int = 0  # present samples in a row, under that rule
     good: int = 0  # fine samples in a row
     since: float = 0.0  # when it was raised
     measured_at: float = 0.0  # latest sample, fine or not
@@ -52,7 +55,7 @@ class Conditions:
     def under(self, component: Component) -> list[Condition]:
         return [c for (where, _), c in self._all.items() if component.covers(where)]
 
-    def fold(self, finding: Finding, at: float, confirm: int, clear_confirm: int) -> Change:
+    def fold(self, finding: Finding, at: float, confirm: int, clear_confirm: int, rule: object = None) -> Change:
         key = (finding.component, finding.check)
         if finding.kind is Kind.EVENT and finding.present:
             return self._fold_event(key, finding, at)
@@ -66,20 +69,22 @@ class Conditions:
             condition.measured_at = at
             needed = 1 if finding.kind is Kind.EVENT else clear_confirm  # an event that says "recovered" says it once
             if condition.present and condition.good >= needed:
-                condition.present = False
+                condition.present = condition.raised = False
                 return Change.CLEARED
             return Change.NOTHING
         if condition is None:
             condition = self._all[key] = Condition(finding)
         condition.finding = finding
+        if rule != condition.rule:
+            condition.rule, condition.raised, condition.bad = rule, False, 0
         condition.bad += 1
         condition.good = 0
         condition.measured_at = at
-        if condition.present:
+        if condition.raised:
             return Change.AGAIN
         if condition.bad >= confirm:
-            condition.present = True
-            condition.since = at
+            condition.since = condition.since if condition.present else at
+            condition.present = condition.raised = True
             return Change.RAISED
         return Change.NOTHING
 

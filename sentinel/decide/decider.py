@@ -157,7 +157,7 @@ class Decider:
             return
         if rule is None or self._not_expected_up(finding):
             return
-        change = p.conditions.fold(finding, p.now, rule.confirm, p.policy.timing.clear_confirm)
+        change = p.conditions.fold(finding, p.now, rule.confirm, p.policy.timing.clear_confirm, rule)
         if change is Change.NOTHING:
             return
         if finding.facts.get("history"):  # older than the agent's first look at this node: on record, never acted on

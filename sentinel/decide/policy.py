@@ -72,6 +72,7 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     severity: tuple[Severity, ...] = ()
     action: tuple[Action, ...] = ()
     suspect: tuple[Suspect, ...] = ()
+    certainty: Share = 0.0  # at least this certain
     budgeted: bool = True
     deadline: Duration = Duration(120)
     repair: str = Action.NONE.value  # an Action, or "finding"
@@ -86,6 +87,7 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
             and (not self.severity or finding.severity in self.severity)
             and (not self.action or finding.action in self.action)
             and (not self.suspect or finding.suspect in self.suspect)
+            and finding.certainty >= self.certainty
         )
 
 
@@ -149,7 +151,7 @@ def load_policy(text: str) -> Policy:
 def _shadows(first: Rule, second: Rule) -> bool:
     """Whether everything the second rule matches is taken by the first one before it."""
     return all(any(fnmatchcase(check, glob) for glob in first.checks) for check in second.checks) and all(
-        not mine or (theirs and set(theirs) <= set(mine))
+        first.certainty <= second.certainty and (not mine or (theirs and set(theirs) <= set(mine)))
         for mine, theirs in ((first.severity, second.severity), (first.action, second.action), (first.suspect, second.suspect))
     )
 

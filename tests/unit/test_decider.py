@@ -184,6 +184,14 @@ class TestLeftAlone:
         w.pass_time(10)
         assert w.state_of("decode-1") is WorkerState.ACTIVE
 
+    def test_a_slow_driver_is_not_a_hung_one(self) -> None:
+        """A hang is on record while it is short; only when the probe is sure does the worker leave."""
+        w = World()
+        hung = {"severity": Severity.FATAL, "action": Action.REBOOT_NODE}
+        for certainty, out in ((0.5, False), (0.5, False), (0.8, False), (0.8, True)):
+            w.report(w.state("driver.hung", gpu_component("t03", PCIS[0]), certainty=certainty, **hung))
+            assert (w.state_of("decode-1") is WorkerState.OUT) is out
+
     def test_one_odd_sample_is_nothing(self) -> None:
         """A fatal state that needs confirmation and is fine at the next look leads to nothing."""
         w = World()
