@@ -27,12 +27,11 @@ from prometheus_client import CollectorRegistry
 
 from probes import Probe
 from sentinel import __version__
-from sentinel.agent.actions import Actions, CarryOut, Release, check, run_vector, unreleased
+from sentinel.agent.actions import CarryOut, Release, check, run_vector, unreleased
+from sentinel.agent.connection import Connection
 from sentinel.agent.known import Known
-from sentinel.agent.link import Link
 from sentinel.agent.metrics import AgentMetrics, KnownCollector
 from sentinel.agent.probing import interval_s
-from sentinel.agent.reporter import Reporter
 from sentinel.agent.runner import BEAT_S, Runner
 from sentinel.agent.spool import Flusher, Spool
 from sentinel.agent.status import StatusServer
@@ -75,15 +74,12 @@ class Agent:
         self.known = Known()
         self.metrics = AgentMetrics(registry)
         self.down = asyncio.Event()
-        self.link: Link | None = None
-        self.reporter: Reporter | None = None
-        self.actions: Actions | None = None
+        self.connection: Connection | None = None
         self._probes = probes
         self._clock, self._carry_out, self._release = clock, carry_out, release
         self._shared_session = session
         self._session: aiohttp.ClientSession | None = None
         self._memories: dict[str, dict[str, Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # of the connection to the controllers
         self._status: StatusServer | None = None
         self._undo = contextlib.AsyncExitStack()  # what start did, to be undone in reverse
         self._disk_told = False
@@ -119,8 +115,10 @@ class Agent:
         undo.push_async_callback(self._close_http)
         if settings.listen:
             self._status = await StatusServer.open(settings.listen, self.metrics.registry, self.health)
+        self.connection = self._connection(settings)
         undo.push_async_callback(self._disconnect)
-        self._connect(settings)
+        if self.connection:
+            self.connection.start(self._spawn)
         await self.runner.start()
         undo.callback(self._spawn("overseer", self._oversee()).cancel)
 
@@ -138,14 +136,13 @@ class Agent:
                 raise ConfigError(f"agent.{key}: cannot change while the agent runs; restart it for that")
         runner = self._runner(settings, probes)
         check(settings.actions)
-        if self.link is None or not settings.controllers:
-            Link(settings, self._http())  # only to learn now whether it can be used
+        connection = self.connection if self.connection and settings.controllers else self._connection(settings)
         status = self._status
         if settings.listen != old.listen:
             status = await StatusServer.open(settings.listen, self.metrics.registry, self.health) if settings.listen else None
         try:
-            if self.link is not None and settings.controllers:
-                self.link.configure(settings)
+            if connection:
+                connection.reconfigure(settings)
         except ConfigError:
             if status is not None and status is not self._status:
                 await status.close()
@@ -156,12 +153,11 @@ class Agent:
             if stale:
                 await stale.close()
         self.settings = settings
-        if bool(old.controllers) != bool(settings.controllers):
+        if connection is not self.connection:
             await self._disconnect()
-            self._connect(settings)
-        if self.actions and self.reporter:
-            self.actions.allowed = settings.actions
-            self.reporter.snapshot_s = settings.snapshot
+            self.connection = connection
+            if connection:
+                connection.start(self._spawn)
         self.metrics.expect_actions(settings.actions)
         self.spool.max_bytes = settings.spool_max_bytes
         await self.runner.stop()
@@ -177,7 +173,6 @@ class Agent:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """(alive, detail as JSON values): what works, what does not, and why."""
-        reporter = self.reporter
         detail: dict[str, Any] = {
             "node": self.settings.node,
             "version": __version__,
@@ -186,10 +181,7 @@ class Agent:
             "errors": self.runner.errors,
             "spool": {"waiting": len(self.spool), "bytes": self.spool.bytes, "dropped": self.spool.dropped},
             "disk": self.flusher.error,
-            "controller": None
-            if reporter is None or self.link is None
-            else {"url": self.link.url, "last_ack": reporter.last_ack, "trouble": reporter.trouble or None},
-            "actions_running": self.actions.running if self.actions else 0,
+            "controller": self.connection.health() if self.connection else None,
         }
         return bool(detail["alive"]), detail
 
@@ -218,10 +210,10 @@ class Agent:
                 "found" if finding.present else "ended", check=finding.check, component=str(finding.component),
                 severity=finding.severity.value, summary=finding.summary, id=finding.id,
             )  # fmt: skip
-        if self.reporter is None:
+        if self.connection is None:
             return True
         self.spool.add(told)
-        self.reporter.wake()
+        self.connection.reporter.wake()
         try:
             async with asyncio.timeout(_DISK_S):
                 await asyncio.shield(self.flusher.flush())
@@ -247,47 +239,27 @@ class Agent:
             memories=self._memories,
         )
 
-    def _connect(self, settings: AgentSettings) -> None:
+    def _connection(self, settings: AgentSettings) -> Connection | None:
         if not settings.controllers:
             log.info("no controllers are configured; the agent stands alone")
-            return
-        self.link = Link(settings, self._http())
-        self.reporter = Reporter(
-            settings.node,
-            self.link,
-            self.spool,
-            self.known,
+            return None
+        return Connection(
+            settings,
+            self._http(),
+            spool=self.spool,
+            flusher=self.flusher,
+            known=self.known,
+            metrics=self.metrics,
             probes=lambda: self.runner.status,
             clock=self._clock,
-            flush=self.flusher.flush,
-            snapshot_s=settings.snapshot,
-            boot_id=_boot_id(settings),
-            errors=lambda why: self.metrics.report_errors.labels(why).inc(),
-            acked=self.metrics.last_ack.set,
+            carry_out=self._carry_out,
+            release=self._release,
         )
-        try:
-            self.actions = Actions(
-                settings.node,
-                settings.actions,
-                self.link,
-                settings.state_dir / "actions.jsonl",
-                count=self.metrics.count_action,
-                carry_out=self._carry_out,
-                release=self._release,
-            )
-        except OSError as error:
-            raise ConfigError(f"agent.state_dir: {error.filename} cannot be used: {error.strerror}") from None
-        self._tasks.add(self._spawn("reporter", self.reporter.run()))
-        self._tasks.add(self._spawn("commands", self.actions.run()))
 
     async def _disconnect(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        if self.actions:
-            await self.actions.stop()
-        self.link = self.reporter = self.actions = None
+        gone, self.connection = self.connection, None
+        if gone:
+            await gone.stop()
 
     def _http(self) -> aiohttp.ClientSession:
         if self._shared_session is not None:
@@ -333,13 +305,6 @@ class Agent:
             offset = now
             if self.flusher.error:
                 self.flusher.flush()
-
-
-def _boot_id(settings: AgentSettings) -> str:
-    try:
-        return (settings.proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _locked(folder: Path) -> int:

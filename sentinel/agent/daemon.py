@@ -90,7 +90,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
         loop.add_signal_handler(number, ending.set)
     loop.add_signal_handler(signal.SIGHUP, again.set)
 
-    disable_created_metrics()  # a second series for every counter that says when it was made: nobody reads it
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that says when it was made: nobody reads it
     installed = Installed(own)
     make = probes or installed
     agent = Agent(own, make(own), release=installed.driver.released)

@@ -120,6 +120,10 @@ async def agent(tmp_path: Path, *urls: str, probe: Scripted | None = None, **mor
         await made.stop()
 
 
+def _trouble(made: Agent) -> str:
+    return made.connection.reporter.trouble if made.connection else ""
+
+
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
@@ -164,7 +168,7 @@ async def test_an_outage_loses_nothing_and_keeps_order(tmp_path: Path) -> None:
         for i in range(5):
             probe.next = [event(f"dark{i}")]
             await until(lambda: not probe.next)
-        await until(lambda: len(made.spool) == 5 and made.reporter and made.reporter.trouble)
+        await until(lambda: len(made.spool) == 5 and _trouble(made))
         lost = 0
 
         def lose(report: Report) -> web.StreamResponse | None:
@@ -283,8 +287,8 @@ async def test_a_refused_finding_does_not_block_the_others(tmp_path: Path) -> No
             web.json_response({"error": "cannot be"}, status=400) if any(f.id == "poison" for f in r.findings) else None
         )
         async with agent(tmp_path, controller.url, probe=probe) as made:
-            assert made.reporter
-            made.reporter._after_refusal_s = 0.01
+            assert made.connection
+            made.connection.reporter._after_refusal_s = 0.01
             probe.next = [event("a"), event("b"), event("poison"), event("c"), event("d")]
             await until(lambda: len(controller.findings) == 4)
             assert [f.id for f in controller.findings] == ["a", "b", "c", "d"]
@@ -305,10 +309,10 @@ async def test_a_refused_token_keeps_everything(tmp_path: Path) -> None:
 
         controller.answer = answer
         async with agent(tmp_path, controller.url, probe=probe, token_file=token) as made:
-            assert made.reporter
-            made.reporter._after_refusal_s = 0.1
+            assert made.connection
+            made.connection.reporter._after_refusal_s = 0.1
             probe.next = [event("e")]
-            await until(lambda: made.reporter and "no such token" in made.reporter.trouble)
+            await until(lambda: "no such token" in _trouble(made))
             await asyncio.sleep(0.3)
             assert len(controller.tokens) < 10
             assert len(made.spool) == 1
@@ -426,6 +430,19 @@ async def test_reload_changes_what_can_change_and_nothing_on_error(tmp_path: Pat
         await until(lambda: new.findings and not again.next)
         assert made.port == port
         assert {r.session for r in new.reports} == {old.reports[-1].session}
+
+
+async def test_controllers_can_come_and_go(tmp_path: Path) -> None:
+    """An agent that stood alone reports once a reload names a controller, and stands alone again when it is named no more."""
+    async with Controller().serving() as controller, agent(tmp_path) as made:
+        alone = made.settings
+        await made.reconfigure(msgspec.structs.replace(alone, controllers=(controller.url,)), [Scripted()])
+        await until(lambda: controller.reports)
+        await made.reconfigure(alone, [Scripted()])
+        count = len(controller.reports)
+        await asyncio.sleep(0.5)
+        assert len(controller.reports) == count
+        assert made.alive()
 
 
 async def test_a_scheduler_that_stands_still_is_not_alive(tmp_path: Path) -> None:
