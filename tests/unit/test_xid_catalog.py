@@ -7,6 +7,7 @@ import re
 import pytest
 
 from probes.catalog import DRAINS, CatalogError, _judgement, buckets, kernel_lines, link_rules, recoveries, sxids, table, xids
+from probes.xid import of_interest
 from sentinel.model import Action, Severity, Suspect
 
 TABLES = ("buckets.tsv", "xid.tsv", "nvlink5.tsv", "recovery.tsv", "sxid.tsv", "sxid_actions.tsv", "kernel_lines.tsv")
@@ -63,6 +64,9 @@ def test_kernel_lines_name_their_source() -> None:
         assert row["source"]
         assert known.about in ("gpu", "nic", "driver")
         assert known.mark in row["pattern"].replace("\\.", "."), row
+        family = next((f for f in ("NVRM: ", "mlx5_core", "INFO: task") if f in row["pattern"]), None)
+        assert family, row
+        assert of_interest(f"{family} {known.mark}".encode())
 
 
 def test_damage_is_named() -> None:
