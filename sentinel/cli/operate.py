@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from sentinel.cli.draw import ago, clean, clock, draw, draw_status, state_of_drain
 from sentinel.cli.leader import Leader, NoLeader, Refused
 from sentinel.durations import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PAST_WAITING = ("out", "repairing", "starting", "verifying", "returning", "done")
-NODES_SHOWN = 40  # past that only those with something to say
-SILENT = 15.0  # seconds without a report that are worth showing: three snapshots missed
 POLL = 0.3  # seconds between two looks at a drain that is waited for
 PATIENCE = 60.0  # seconds without a leader that --wait bears: a standby takes over within two lease periods
 
@@ -77,7 +76,7 @@ def status(*, leader: Leader, as_json: bool) -> None:
     if as_json:
         _print_json(told)
     else:
-        _draw_status(told)
+        draw_status(told)
 
 
 @click.command()
@@ -90,9 +89,9 @@ def incidents(*, leader: Leader, only_open: bool, as_json: bool) -> None:
     if as_json:
         _print_json(told)
         return
-    _draw(
+    draw(
         f"{len(told)} incidents", ("incident", "fault", "culprit", "opened", "state", "summary"),
-        ((i["id"], i["fault"], i["culprit"], _ago(i["opened_at"]), _incident_state(i), i.get("summary", "")) for i in told),
+        ((i["id"], i["fault"], i["culprit"], ago(i["opened_at"]), _incident_state(i), i.get("summary", "")) for i in told),
     )  # fmt: skip
 
 
@@ -107,20 +106,20 @@ def explain(*, leader: Leader, target: str, as_json: bool) -> None:
         _print_json(told)
         return
     if told.get("now"):
-        click.echo(_clean(told["now"]))
+        click.echo(clean(told["now"]))
     for hold in told.get("holds", ()):
-        click.echo(_clean(f"held {hold['keep']} by {hold['by']}: {hold['reason']}"))
+        click.echo(clean(f"held {hold['keep']} by {hold['by']}: {hold['reason']}"))
     for incident in told.get("incidents", ()):
         for finding in incident.get("findings", ()):
             for line in finding.get("evidence", ()):
-                click.echo(_clean(f"  | {line}"))
+                click.echo(clean(f"  | {line}"))
     steps = told.get("steps", ())
     if not steps:
         click.echo("nothing was ever decided about it")
         return
-    _draw(
+    draw(
         "", ("when", "of", "what", "why", "rule", "event"),
-        ((_clock(s["at"]), s.get("of", ""), s["what"], s.get("why", ""), s.get("rule", ""), s.get("cause", "")) for s in steps),
+        ((clock(s["at"]), s.get("of", ""), s["what"], s.get("why", ""), s.get("rule", ""), s.get("cause", "")) for s in steps),
     )  # fmt: skip
 
 
@@ -142,8 +141,8 @@ def drain(*, leader: Leader, target: str, reason: str, deadline: float | None, w
     if as_json:
         _print_json({**told, "drains": ended})
     elif not ended:
-        click.echo(_clean(f"{target}: nothing to drain there"))
-    failed = [d for d in ended if _state(d) not in PAST_WAITING]
+        click.echo(clean(f"{target}: nothing to drain there"))
+    failed = [d for d in ended if state_of_drain(d) not in PAST_WAITING]
     if failed:
         raise Refused(f"{', '.join(d['worker'] for d in failed)}: the drain was cancelled")
 
@@ -173,7 +172,7 @@ def hold(*, leader: Leader, target: str, keep: str | None, reason: str, lasts: f
         raise click.UsageError("wanted --in or --out: which way is it held?")
     until = time.time() + lasts if lasts is not None else None
     told = leader.post("/v1/ask", {"verb": "hold", "target": target, "reason": reason, "keep": keep, "until": until})
-    _answer(told, as_json, f"{target} is held {keep}" + (f" until {_clock(until)}" if until else " until it is released"))
+    _answer(told, as_json, f"{target} is held {keep}" + (f" until {clock(until)}" if until else " until it is released"))
 
 
 @click.command()
@@ -195,10 +194,10 @@ def _wait(leader: Leader, drain: dict[str, Any], *, quiet: bool) -> dict[str, An
     shown = ""
     lost_at: float | None = None
     while True:
-        if not quiet and _state(drain) != shown:
-            shown = _state(drain)
-            click.echo(_clean(f"{drain['worker']}: {shown}"))
-        if _state(drain) in (*PAST_WAITING, "cancelled"):
+        if not quiet and state_of_drain(drain) != shown:
+            shown = state_of_drain(drain)
+            click.echo(clean(f"{drain['worker']}: {shown}"))
+        if state_of_drain(drain) in (*PAST_WAITING, "cancelled"):
             return drain
         time.sleep(POLL)
         try:
@@ -210,85 +209,14 @@ def _wait(leader: Leader, drain: dict[str, Any], *, quiet: bool) -> dict[str, An
                 raise
 
 
-def _state(drain: dict[str, Any]) -> str:
-    return str(drain.get("state", "requested"))  # values that are their default are left out of the answer
-
-
 def _answer(told: dict[str, Any], as_json: bool, sentence: str) -> None:
     if as_json:
         _print_json(told)
         return
     for d in told["drains"]:
-        click.echo(_clean(f"{d['worker']}: {_state(d)} ({d['id']})"))
+        click.echo(clean(f"{d['worker']}: {state_of_drain(d)} ({d['id']})"))
     if sentence:
-        click.echo(_clean(sentence))
-
-
-def _draw_status(told: dict[str, Any]) -> None:
-    leader = told.get("leader") or {}
-    click.echo(_clean(f"leader {leader.get('name', '?')} at {leader.get('url', '?')}, epoch {leader.get('epoch', '?')}"))
-    nodes = told.get("nodes", ())
-    shown = nodes if len(nodes) <= NODES_SHOWN else [n for n in nodes if _notable(n)]
-    few = f"; the {len(shown)} with something to say are shown" if len(shown) < len(nodes) else ""
-    _draw(
-        f"{len(nodes)} nodes{few}", ("node", "last report", "found", "clock"),
-        ((n["node"], _age(n.get("last_report_s")), ", ".join(n.get("present", ())), n.get("clock", "")) for n in shown),
-    )  # fmt: skip
-    workers = sorted(told.get("workers", ()), key=lambda w: (w["pool"], w["role"], w["worker"]))
-    _draw(
-        f"{len(workers)} workers", ("pool", "role", "worker", "state", "answers", "drain", "why"),
-        (
-            (w["pool"], w["role"], w["worker"], w["state"], _yes(w.get("reachable")), w.get("drain_state") or "", w.get("why", ""))
-            for w in workers
-        ),
-    )  # fmt: skip
-    for pool in told.get("pools", ()):
-        ready = ", ".join(f"{role} {r['ready']:g} of {r['total']:g}" for role, r in pool.get("roles", {}).items())
-        weight = f", weight {pool['weight']:g}" if pool.get("weight") is not None else ""
-        click.echo(_clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}"))
-    _draw(
-        "drains", ("drain", "worker", "state", "since", "by", "reason"),
-        (
-            (d["id"], d["worker"], _state(d), _ago(d.get("since", d["requested_at"])), d.get("by", "sentinel"), d["reason"])
-            for d in told.get("drains", ())
-        ),
-    )  # fmt: skip
-    _draw(
-        "open incidents", ("incident", "fault", "culprit", "opened", "paged", "summary"),
-        (
-            (i["id"], i["fault"], i["culprit"], _ago(i["opened_at"]), i.get("paged", ""), i.get("summary", ""))
-            for i in told.get("incidents", ())
-        ),
-    )  # fmt: skip
-    _draw(
-        "holds", ("target", "keep", "by", "until", "reason"),
-        ((h["target"], h["keep"], h["by"], _clock(h.get("until")) or "released", h["reason"]) for h in told.get("holds", ())),
-    )  # fmt: skip
-
-
-def _notable(node: dict[str, Any]) -> bool:
-    age = node.get("last_report_s")
-    return age is None or age > SILENT or bool(node.get("clock") or node.get("present"))
-
-
-def _draw(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """One table; nothing at all when it has no rows."""
-    from rich.console import Console  # noqa: PLC0415  (slow to import, and not needed for most answers)
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    drawn = [[Text(_clean(cell)) for cell in row] for row in rows]
-    if not drawn:
-        return
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in drawn:
-        table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=240)  # a pipe has no width; cutting what grep looks for would be worse than long lines
-    console.print(table)
+        click.echo(clean(sentence))
 
 
 def _print_json(value: Any) -> None:
@@ -301,32 +229,7 @@ def _quoted(text: str) -> str:
     return quote(text, safe="/@:")
 
 
-def _clean(text: Any) -> str:
-    return "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in str(text))
-
-
-def _clock(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _ago(at: float | None) -> str:
-    return "" if at is None else _age(max(time.time() - at, 0.0)) + " ago"
-
-
-def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "never"
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
-def _yes(value: bool | None) -> str:
-    return {True: "yes", False: "no", None: "not known"}[value]
-
-
 def _incident_state(incident: dict[str, Any]) -> str:
     if incident.get("merged_into"):
         return f"merged into {incident['merged_into']}"
-    return "open" if incident.get("closed_at") is None else f"over {_ago(incident['closed_at'])}"
+    return "open" if incident.get("closed_at") is None else f"over {ago(incident['closed_at'])}"

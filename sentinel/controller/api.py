@@ -11,17 +11,17 @@ This module exists so that docs/architecture.md's table of calls is one table he
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from sentinel.controller.asks import Ask, refusal, unknown, written
 from sentinel.controller.auth import Refused, Tokens
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import Busy, DeciderFailed, SteppedDown
@@ -36,21 +36,9 @@ log = structlog.get_logger(__name__)
 
 BODY_MAX = 4 * 1024 * 1024
 WAIT_MAX = 60.0  # seconds a long poll is held at most
-REASON_MAX = 500
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator asks for. Times are seconds; ``until`` since the epoch."""
-
-    verb: Literal["drain", "undrain", "hold", "release", "acknowledge", "resolve"]
-    target: str
-    reason: str = ""
-    deadline_s: float | None = None
-    keep: Literal["in", "out"] = "in"
-    until: float | None = None
 
 
 class Seat(Protocol):
@@ -172,22 +160,20 @@ class Api:
 
     async def explain(self, request: web.Request) -> web.Response:
         self._operator(request)
-        term, target = self._term(), request.match_info["target"]
-        unknown = term.ledger.unknown(target, term.ingest.components(), incidents=True)
-        if unknown:
-            raise _error(web.HTTPNotFound, unknown)
+        term, target = self._term(), written(request.match_info["target"])
+        if sentence := term.ledger.unknown(target, term.ingest.components(), incidents=True):
+            raise _error(web.HTTPNotFound, sentence)
         return _json(term.core.decider.explain(target))
 
     async def ask(self, request: web.Request) -> web.Response:
         by = self._operator(request)
         term = self._term()
         ask = await self._body(request, self._ask, "a request of an operator")
-        refusal = self._refusal(ask)
-        if refusal:
-            raise _error(web.HTTPBadRequest, refusal)
-        unknown = self._unknown(term, ask)
-        if unknown:
-            raise _error(web.HTTPNotFound, unknown)
+        ask = msgspec.structs.replace(ask, target=written(ask.target.strip()))
+        if sentence := refusal(ask, self._clock()):
+            raise _error(web.HTTPBadRequest, sentence)
+        if sentence := unknown(ask, term.ledger, term.ingest.components()):
+            raise _error(web.HTTPNotFound, sentence)
         event = Asked(
             id=term.new_id(), at=self._clock(), verb=ask.verb, target=ask.target, by=by, reason=ask.reason.strip(),
             deadline_s=ask.deadline_s, keep=ask.keep, until=ask.until,
@@ -249,34 +235,6 @@ class Api:
             return decoder.decode(await request.read())
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _error(web.HTTPBadRequest, f"the body is not {what}: {error}") from None
-
-    def _refusal(self, ask: Ask) -> str:
-        """Why the request makes no sense by itself; "" when it does."""
-        if not ask.target:
-            return "target: it is empty; wanted a worker, a node or a device"
-        if ask.verb in ("drain", "undrain", "hold") and not ask.reason.strip():
-            return f"reason: {ask.verb} needs one; it is what the next person on call will read"
-        if len(ask.reason) > REASON_MAX:
-            return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
-        if ask.deadline_s is not None and not (0 <= ask.deadline_s < math.inf):
-            return f"deadline_s: wanted seconds, zero or more, got {ask.deadline_s!r}"
-        if ask.until is not None and not (self._clock() < ask.until < math.inf):
-            return f"until: wanted a time to come in seconds since 1970, got {ask.until!r}"
-        return ""
-
-    @staticmethod
-    def _unknown(term: Term, ask: Ask) -> str:
-        ledger = term.ledger
-        if ask.verb == "release":
-            held = sorted(ledger.holds)
-            if ask.target in ledger.holds:
-                return ""
-            return f"nothing is held under {ask.target!r}; held are: {', '.join(held) if held else 'none'}"
-        if ask.verb in ("acknowledge", "resolve"):
-            known = [i.id for i in ledger.open_incidents()]
-            hint = f"open are: {', '.join(known) or 'none'}"
-            return "" if ask.target in known else f"no open incident has the id {ask.target!r}; {hint}"
-        return ledger.unknown(ask.target, term.ingest.components())
 
     async def _let_go(self, _: web.Application) -> None:
         self._desk.let_go()

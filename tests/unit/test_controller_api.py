@@ -283,7 +283,7 @@ class TestOperators:
 
     async def test_a_gpu_and_a_node_are_targets(self, site: Site) -> None:
         """A GPU drains its whole serving group; a node drains every group on it, over both trays."""
-        status, body = await site.caller.post("/v1/ask", {"verb": "drain", "target": f"t03/gpu@{PCIS[1]}", "reason": "x"})
+        status, body = await site.caller.post("/v1/ask", {"verb": "drain", "target": "t03/gpu@PCI:00000009:01:00", "reason": "x"})
         assert (status, [d["worker"] for d in body["drains"]]) == (200, ["decode-1"])
         status, body = await site.caller.post("/v1/ask", {"verb": "drain", "target": "t02", "reason": "x"})
         assert (status, [d["worker"] for d in body["drains"]]) == (200, ["prefill-1"])

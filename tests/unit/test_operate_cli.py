@@ -76,7 +76,8 @@ async def break_decode_1(site: Site) -> None:
     """A GPU of decode-1 falls off the bus; its raw line carries what a terminal must never see."""
     finding = Finding(
         id="t03:1", check="xid.79", component=gpu_component("t03", PCIS[0]), at=time.time(), kind=Kind.EVENT,
-        severity=Severity.FATAL, action=Action.REBOOT_NODE, summary="GPU has fallen off [red]the bus[/red]", evidence=("NVRM: Xid 79 \x1b[2J\x07",),
+        severity=Severity.FATAL, action=Action.REBOOT_NODE, summary="GPU has fallen off [red]the bus[/red]",
+        evidence=("NVRM: Xid 79 \x1b[2J\x07",),
     )  # fmt: skip
     report = Report(node="t03", session="s", seq=1, at=time.time(), snapshot=True, findings=(finding,))
     body: Any = json.loads(msgspec.json.encode(report))

@@ -1,0 +1,67 @@
+"""What an operator may ask for, and why a request is turned away before the decider hears of it.
+
+What always holds: a request that reaches the decider names something that exists, says why, and has times that make sense;
+one that is turned away is told so in a sentence that names the key or the names that come close.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from sentinel.controller.ledger import Ledger
+from sentinel.model import Component, pci_address
+
+REASON_MAX = 500  # characters
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator asks for. Times are seconds; ``until`` since the epoch."""
+
+    verb: Literal["drain", "undrain", "hold", "release", "acknowledge", "resolve"]
+    target: str
+    reason: str = ""
+    deadline_s: float | None = None
+    keep: Literal["in", "out"] = "in"
+    until: float | None = None
+
+
+def written(target: str) -> str:
+    """A GPU in the one spelling that is used inside (people paste ``00000009:01:00.0`` too); anything else as it is."""
+    try:
+        named = Component.parse(target)
+        return str(msgspec.structs.replace(named, device=f"gpu@{pci_address(named.gpu)}")) if named.gpu else target
+    except ValueError:
+        return target
+
+
+def refusal(ask: Ask, now: float) -> str:
+    """Why the request makes no sense by itself; "" when it does."""
+    if not ask.target:
+        return "target: it is empty; wanted a worker, a node or a device"
+    if ask.verb in ("drain", "undrain", "hold") and not ask.reason.strip():
+        return f"reason: {ask.verb} needs one; it is what the next person on call will read"
+    if len(ask.reason) > REASON_MAX:
+        return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
+    if ask.deadline_s is not None and not (0 <= ask.deadline_s < math.inf):
+        return f"deadline_s: wanted seconds, zero or more, got {ask.deadline_s!r}"
+    if ask.until is not None and not (now < ask.until < math.inf):
+        return f"until: wanted a time to come in seconds since 1970, got {ask.until!r}"
+    return ""
+
+
+def unknown(ask: Ask, ledger: Ledger, seen: Iterable[Component]) -> str:
+    """Why the target is none; "" when it is one. ``seen``: what nodes reported about."""
+    if ask.verb == "release":
+        held = sorted(ledger.holds)
+        if ask.target in ledger.holds:
+            return ""
+        return f"nothing is held under {ask.target!r}; held are: {', '.join(held) if held else 'none'}"
+    if ask.verb in ("acknowledge", "resolve"):
+        known = [i.id for i in ledger.open_incidents()]
+        hint = f"open are: {', '.join(known) or 'none'}"
+        return "" if ask.target in known else f"no open incident has the id {ask.target!r}; {hint}"
+    return ledger.unknown(ask.target, seen)
