@@ -9,7 +9,7 @@ the demo. What always holds:
   answering, the gauges keep their last values, and only requests that need the engine hang.
 * After SIGTERM, ``/health`` stays 200, what is in flight finishes, and every new request gets a 500 (vLLM 0.32, measured);
   the process ends when it is idle or when ``shutdown_s`` is over.
-* Metric names and labels are vLLM's; a rank of a data-parallel group is its own ``engine`` label.
+* A rank of a data-parallel group is its own ``engine`` label in the metrics; all ranks step together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
+
+from sentinel.sim.meters import Meters
 
 WORDS = ("the", "rack", "hums", "while", "tokens", "flow", "from", "every", "tray", "and", "none", "is", "lost")
 BODY_MAX = 8 << 20
@@ -61,45 +63,12 @@ class Request:
     out: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
 
-class Meters:
-    """vLLM's metric families, as far as fleet control reads them (names and buckets after vLLM 0.32's /metrics)."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.registry = registry = CollectorRegistry()
-        labels = ("engine", "model_name")
-        self._model = shape.model
-        seconds = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-        self.running = Gauge("vllm:num_requests_running", "Number of requests in model batches.", labels, registry=registry)
-        self.waiting = Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels, registry=registry)
-        self.cache = Gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", labels, registry=registry)
-        self.prompt = Counter("vllm:prompt_tokens", "Number of prefill tokens processed.", labels, registry=registry)
-        self.generated = Counter("vllm:generation_tokens", "Number of generation tokens processed.", labels, registry=registry)
-        self.success = Counter(
-            "vllm:request_success", "Count of successfully processed requests.", (*labels, "finished_reason"), registry=registry
-        )
-        self.ttft = Histogram(
-            "vllm:time_to_first_token_seconds", "Time to first token.", labels, buckets=seconds, registry=registry
-        )
-        self.itl = Histogram("vllm:inter_token_latency_seconds", "Inter-token latency.", labels, buckets=seconds, registry=registry)
-        self.queued = Histogram(
-            "vllm:request_queue_time_seconds", "Time in the WAITING phase.", labels, buckets=seconds, registry=registry
-        )
-        for rank in range(shape.ranks):
-            for family in (self.running, self.waiting, self.cache, self.prompt, self.generated, self.ttft, self.itl, self.queued):
-                family.labels(*self.key(rank))
-            for reason in ("stop", "length", "abort"):
-                self.success.labels(*self.key(rank), reason)
-
-    def key(self, rank: int) -> tuple[str, str]:
-        return (str(rank), self._model)
-
-
 class Engine:
     """The pretended computation. ``frozen`` and ``closing`` are set from outside (signals)."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.meters = Meters(shape)
+        self.meters = Meters(shape.model, shape.ranks)
         self.frozen = False
         self.closing = False
         self.running: list[Request] = []

@@ -116,7 +116,8 @@ class Trays:
         self.nodes = {n: Node(n, folder, self.rack, controller=controller, urls=urls, http=http) for n in NODES}
         self._workers = str(folder / "workers.sock")
         self._verbs: dict[str, Callable[..., Awaitable[str]]] = {
-            "kernel": self._kernel, "set_gpu": self._set_gpu, "set_driver": self._set_driver, "mend_node": self._mend_node,
+            "list": self._list, "kernel": self._kernel,
+            "set_gpu": self._set_gpu, "set_driver": self._set_driver, "mend_node": self._mend_node,
             "silence": self._silence, "revive": self._revive, "reset_gpu": self._reset_gpu, "reboot_node": self._reboot_node,
         }  # fmt: skip
 
@@ -128,7 +129,8 @@ class Trays:
             if verb is None:
                 raise Refused(f"no such verb: {asked['do']!r}; wanted one of {', '.join(self._verbs)}")
             began = time.time()
-            answer: dict[str, Any] = {"ok": True, "detail": await verb(*asked["args"]), "at": began}
+            ports = {n: node.agent.port for n, node in self.nodes.items() if node.agent}
+            answer: dict[str, Any] = {"ok": True, "detail": await verb(*asked["args"]), "at": began, "ports": ports}
         except (Refused, NoSuchGpu, OSError, ValueError, KeyError, TypeError) as error:
             said = isinstance(error, Refused | NoSuchGpu | OSError)
             answer = {"ok": False, "detail": str(error) if said else f"not a command: {error!r}"}
@@ -141,6 +143,9 @@ class Trays:
         if name not in self.nodes:
             raise Refused(f"no node is called {name!r}")
         return self.nodes[name]
+
+    async def _list(self) -> str:
+        return f"{sum(node.agent is not None for node in self.nodes.values())} agents run"
 
     async def _kernel(self, node: str, text: str) -> str:
         self._node(node).kernel.write(text)

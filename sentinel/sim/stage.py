@@ -15,12 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +31,7 @@ from sentinel.gateway.routing import candidates
 from sentinel.model import Drain, Incident, Role, RouteEntry, Routes
 from sentinel.sim import ctl
 from sentinel.sim.client import Load, Record, Traffic
+from sentinel.sim.crew import Crew
 from sentinel.sim.engine import Shape
 from sentinel.sim.files import FASTER, Tokens, write_controller, write_tokens
 from sentinel.sim.rack import MODEL, NODES, PLACES
@@ -42,8 +39,6 @@ from sentinel.store import Store, open_store
 from sentinel.testing.pagerduty import FakePagerDuty
 
 START_S = 20.0  # until the controller leads and every node has reported
-STOP_S = 6.0  # from SIGTERM to SIGKILL
-HERE = Path(__file__).parent
 
 
 class StageError(Exception):
@@ -66,8 +61,7 @@ class Stage:
         self.on_first_token: Callable[[Record], None] = lambda record: None
         self._folder: Path
         self._http: aiohttp.ClientSession
-        self._janitor: subprocess.Popen[bytes]
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._crew: Crew
         self._exits = contextlib.AsyncExitStack()
 
     @property
@@ -89,9 +83,7 @@ class Stage:
 
     async def _start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sentinel-demo-", dir=_short_tmp()))
-        self._start_janitor()
-        self._exits.callback(self._end_janitor)
-        self._exits.push_async_callback(self._end_processes)
+        self._crew = await self._exits.enter_async_context(Crew(self._folder))
         self._http = await self._exits.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)))
         self.tokens = write_tokens(self._folder)
         urls = await self._start_workers()
@@ -99,56 +91,16 @@ class Stage:
         listen = f"127.0.0.1:{_free_port()}"
         self.url = f"http://{listen}"
         self.faster = write_controller(self._folder, listen=listen, urls=urls, pager=pager, faster=self.faster)
-        await self._spawn("controller", "-c", "from sentinel.cli.main import main; main()", "controller", "--config",
-                          str(self._folder / "controller.toml"))  # fmt: skip
+        run = ("-c", "from sentinel.cli.main import main; main()", "controller", "--config")
+        await self._crew.spawn("controller", *run, str(self._folder / "controller.toml"))
         await self._start_agents(urls)
         await self._all_up()
         await self._follow_routes()
 
-    def _start_janitor(self) -> None:
-        self._janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(HERE / "janitor.py"), str(self._folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-
-    def _end_janitor(self) -> None:
-        assert self._janitor.stdin is not None  # noqa: S101  (a pipe was asked for)
-        self._janitor.stdin.close()
-        self._janitor.wait()
-
-    async def _spawn(self, name: str, *argv: str, pass_fds: tuple[int, ...] = ()) -> asyncio.subprocess.Process:
-        """Start one of our processes: in a session of its own, its words in a file, its life tied to ours by standard input."""
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *argv, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True, pass_fds=pass_fds, cwd=self._folder,
-            )  # fmt: skip
-        self._processes[name] = process
-        assert self._janitor.stdin is not None  # noqa: S101  (a pipe was asked for)
-        self._janitor.stdin.write(f"{process.pid}\n".encode())
-        self._janitor.stdin.flush()
-        return process
-
-    async def _end_processes(self) -> None:
-        """In order: agents first, so that none of them complains about a controller that went."""
-        for name in ("agents", "controller", "workers"):
-            process = self._processes.get(name)
-            if process is None:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-
     async def _start_workers(self) -> dict[str, str]:
         shapes = [Shape(p.name, MODEL, ranks=p.ranks) for p in PLACES.values()]
         (self._folder / "shapes.json").write_bytes(msgspec.json.encode(shapes))
-        await self._open_door("workers", "sentinel.sim.workers", str(self._folder / "shapes.json"))
+        await self._crew.open_door("workers", "sentinel.sim.workers", str(self._folder / "shapes.json"))
         listed = await self.worker_host("list")
         for place in PLACES.values():
             if not place.standby:
@@ -157,14 +109,7 @@ class Stage:
 
     async def _start_agents(self, urls: Mapping[str, str]) -> None:
         (self._folder / "agents.json").write_text(json.dumps({"controller": self.url, "workers": dict(urls)}), "utf-8")
-        await self._open_door("agents", "sentinel.sim.nodes", str(self._folder))
-
-    async def _open_door(self, name: str, module: str, argument: str) -> None:
-        """Start a process that answers on a socket of ours; it is already open when this returns."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(str(self._folder / f"{name}.sock"))
-            door.listen(64)
-            await self._spawn(name, "-m", module, argument, str(door.fileno()), pass_fds=(door.fileno(),))
+        await self._crew.open_door("agents", "sentinel.sim.nodes", str(self._folder))
 
     async def _start_pager(self) -> str:
         """The simulated pager; what it accepts becomes ``pages``."""
@@ -185,9 +130,8 @@ class Stage:
         last = time.monotonic() + START_S
         missing = "the controller does not answer"
         while time.monotonic() < last:
-            for name, process in self._processes.items():
-                if process.returncode is not None:
-                    raise StageError(f"{name} ended with status {process.returncode}: {self._last_words(name)}")
+            for name, code in self._crew.ended().items():
+                raise StageError(f"{name} ended with status {code}: {self._crew.last_words(name)}")
             try:
                 status = await self.status()
             except StageError as error:
@@ -198,14 +142,8 @@ class Stage:
                     return
                 missing = f"no report yet from {', '.join(silent)}"
             await asyncio.sleep(0.05)
-        said = self._last_words("controller")
+        said = self._crew.last_words("controller")
         raise StageError(f"the stage is not up after {START_S:g} s: {missing}; the controller says: {said}")
-
-    def _last_words(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self._folder / f"{name}.log").read_text("utf-8", "replace").strip().splitlines()
-            return " | ".join(lines[-3:]) or "nothing"
-        return "nothing"
 
     async def _follow_routes(self) -> None:
         store = await open_store(StoreSettings(url=f"unix://{self._folder / 'store' / 'valkey.sock'}"))
@@ -254,7 +192,7 @@ class Stage:
         try:
             answer = await asyncio.to_thread(ctl.ask, str(self._folder / f"{door}.sock"), verb, *args)
         except OSError as error:
-            raise StageError(f"{door}: {verb} {' '.join(args)}: {error}: {self._last_words(door)}") from None
+            raise StageError(f"{door}: {verb} {' '.join(args)}: {error}: {self._crew.last_words(door)}") from None
         if not answer.get("ok"):
             raise StageError(f"{door}: {answer.get('detail')}")
         return answer
@@ -280,6 +218,10 @@ class Stage:
 
     async def revive_agent(self, node: str) -> None:
         await self.rack("revive", node)
+
+    async def agent_urls(self) -> dict[str, str]:
+        """Node → base URL of its agent's /metrics and /healthz."""
+        return {node: f"http://127.0.0.1:{port}" for node, port in (await self.rack("list"))["ports"].items()}
 
     async def freeze(self, worker: str) -> None:
         """Its engine stands still behind a green /health."""

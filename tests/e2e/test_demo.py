@@ -49,7 +49,8 @@ def living(folder: Path) -> list[str]:
 
 def start(scratch: Path, *args: str) -> subprocess.Popen[str]:
     env = {**os.environ, "TMPDIR": str(scratch), "COLUMNS": "200"}
-    return subprocess.Popen([*DEMO, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*DEMO, *args], stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True)
 
 
 def run(scratch: Path, *args: str) -> tuple[int, str, str]:

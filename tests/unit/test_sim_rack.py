@@ -8,9 +8,12 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from probes import Context
+from probes.gpu import GpuProbe
 from sentinel.config import load
 from sentinel.decide.policy import default_policy, load_policy
 from sentinel.model import Role
@@ -63,6 +66,17 @@ async def test_the_driver_answers_as_the_rack_stands() -> None:
     rack.set_driver("t02", mismatch())
     assert (await driver.read())["error"]["code"] == 18
     assert healthy_gpu("t01", 0)["uuid"] != healthy_gpu("t02", 0)["uuid"]
+
+
+async def test_a_healthy_rack_gives_the_real_probe_nothing_to_find(tmp_path: Path) -> None:
+    """Judged by the real GPU probe, every healthy tray measures dozens of states and not one is present."""
+    for node in NODES:
+        probe = GpuProbe(Context(node=node, sys=tmp_path, driver=SimDriver(Rack(), node)))
+        memory: dict[str, Any] = {}
+        for _ in range(3):
+            found = probe.assess(await probe.read(), memory, {"gpus": 4, "nvlinks": 18})
+        assert len(found) > 40
+        assert not [f for f in found if f.present]
 
 
 def test_the_faster_policy_differs_only_where_it_says(tmp_path: Path) -> None:
