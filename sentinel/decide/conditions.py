@@ -6,7 +6,8 @@ What always holds:
 * A state is raised after ``confirm`` present samples in a row and cleared after ``clear_confirm`` fine ones; a sample that
   is missing because nothing could be measured moves neither.
 * A state that grows worse, so that another rule of the policy takes it, is raised anew under that rule, with its own count.
-* Conditions are soft: a new leader starts without any and learns them from the agents' next snapshots.
+* Conditions are soft: a new leader starts with those of the open incidents only, and learns the rest from the agents' next
+  snapshots. A state that was never bad has no condition.
 """
 
 from __future__ import annotations
@@ -62,8 +63,7 @@ class Conditions:
         condition = self._all.get(key)
         if not finding.present:
             if condition is None:
-                self._all[key] = Condition(finding, good=1, measured_at=at)
-                return Change.NOTHING
+                return Change.NOTHING  # never was bad: millions of fine states are not worth remembering
             condition.good += 1
             condition.bad = 0
             condition.measured_at = at
@@ -102,9 +102,12 @@ class Conditions:
             return Change.AGAIN
         return Change.AGAIN if known and known.present else Change.RAISED
 
-    def remember_event(self, finding: Finding) -> None:
-        """Count an event that an earlier leader has already acted on."""
-        self._events[finding.id] = finding.count
+    def restore(self, finding: Finding, *, still_open: bool) -> None:
+        """What an earlier leader acted on: an event is counted already, a state of an open incident stands until measured fine."""
+        if finding.kind is Kind.EVENT:
+            self._events[finding.id] = finding.count
+        elif still_open:
+            self._all[(finding.component, finding.check)] = Condition(finding, present=True, since=finding.at)
 
     def end(self, component: Component, check: str) -> None:
         """An event is over: repaired and verified, or aged away."""

@@ -46,7 +46,8 @@ class Decider:
             case FleetLoaded():
                 self.p.load_fleet(event.fleet)
             case Restored():
-                self._restore(event)
+                self.p.restore(event)
+                self._restored = True
             case Reported():
                 self._reported(event.report)
             case Watched():
@@ -57,7 +58,8 @@ class Decider:
                 self.people.asked(event)
             case Tick():
                 self._tick()
-        if self._restored:
+        if self._restored and (self.p.stale or isinstance(event, Tick)):
+            self.p.stale = False
             self.capacity.refresh()
         return self.p.take()
 
@@ -72,25 +74,6 @@ class Decider:
         return frozenset(worker for _, worker in self._blocked)
 
     # -- events -----------------------------------------------------------------------------------------------------
-
-    def _restore(self, event: Restored) -> None:
-        p = self.p
-        p.epoch = event.epoch
-        p.incidents = {i.id: i for i in event.incidents}
-        p.drains = {d.id: d for d in event.drains}
-        p.holds = {h.target: h for h in event.holds}
-        p.outstanding = set(event.pending)
-        if event.routes:
-            p.routes = event.routes
-            states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
-            p.standby_up = {w.name for w in p.workers.values() if w.standby and states.get(w.name) is WorkerState.ACTIVE}
-        for incident in event.incidents:
-            for finding in incident.findings:
-                if finding.kind is Kind.EVENT:
-                    p.conditions.remember_event(finding)
-        for view in p.nodes.values():
-            view.heard_at = event.at
-        self._restored = True
 
     def _reported(self, report: Report) -> None:
         node = report.node
@@ -151,10 +134,10 @@ class Decider:
 
     def _found(self, finding: Finding) -> None:
         p = self.p
-        rule = p.policy.rule_for(finding)
         if not finding.present:
             p.conditions.fold(finding, p.now, 1, p.policy.timing.clear_confirm)
             return
+        rule = p.rules.rule_for(finding)
         if rule is None or self._not_expected_up(finding):
             return
         change = p.conditions.fold(finding, p.now, rule.confirm, p.policy.timing.clear_confirm, rule)
@@ -299,7 +282,7 @@ class Decider:
                     self.incidents.close(incident, f"{check} is no longer reported anywhere")
                     self.systemic.forget(check)
                 continue
-            rule = self.p.policy.rule_for(incident.findings[0]) if incident.findings else None
+            rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
             stays = rule is None or (rule.response is not Response.NONE and not self.incidents.drains_of(incident))
             why = self.incidents.over(incident, float("inf") if stays or rule is None else float(rule.close_after))
             if why:

@@ -12,7 +12,7 @@ import msgspec
 
 from sentinel.decide.budget import IN_SERVICE
 from sentinel.decide.picture import Picture
-from sentinel.model import Component, Incident, Role, Step, Worker, WorkerState
+from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
 
 def _plain(value: Any) -> Any:
@@ -21,10 +21,13 @@ def _plain(value: Any) -> Any:
 
 def status(p: Picture) -> dict[str, Any]:
     """The whole picture: nodes, workers, pools, open incidents and drains, holds."""
+    present: dict[str, set[str]] = {}
+    for condition in p.conditions.present():
+        present.setdefault(condition.finding.component.node, set()).add(condition.finding.check)
     return {
         "epoch": p.epoch,
         "at": p.now,
-        "nodes": [_node(p, name) for name in sorted(p.nodes)],
+        "nodes": [_node(p, name, present.get(name, set())) for name in sorted(p.nodes)],
         "workers": [_worker(p, w) for w in p.workers.values()],
         "pools": [_pool(p, name) for name in p.pools],
         "incidents": [_plain(i) for i in sorted(p.open_incidents(), key=lambda i: i.opened_at)],
@@ -34,7 +37,7 @@ def status(p: Picture) -> dict[str, Any]:
     }
 
 
-def _node(p: Picture, name: str) -> dict[str, Any]:
+def _node(p: Picture, name: str, present: set[str]) -> dict[str, Any]:
     view = p.nodes[name]
     return {
         "node": name,
@@ -43,7 +46,7 @@ def _node(p: Picture, name: str) -> dict[str, Any]:
         "clock_off_s": round(view.clock_off_s, 3),
         "version": view.version,
         "probes": view.probes,
-        "present": sorted({c.finding.check for c in p.conditions.under(Component(node=name)) if c.present}),
+        "present": sorted(present),
     }
 
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from sentinel.decide.conditions import Conditions
-from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record
-from sentinel.decide.policy import Policy
+from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record, Restored
+from sentinel.decide.policy import Policy, Rulebook
 from sentinel.model import (
     Component,
     Drain,
@@ -74,11 +74,15 @@ class WorkerView:
 class Picture:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.rules = Rulebook(policy)
         self.fleet = Fleet()
         self.workers: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
         self.incidents: dict[str, Incident] = {}
         self.drains: dict[str, Drain] = {}
+        self._open: dict[str, str] = {}  # worker → its open drain
+        self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
+        self.stale = True  # something the route table is made of has changed
         self.holds: dict[str, Hold] = {}
         self.routes = Routes()
         self.nodes: dict[str, NodeView] = {}
@@ -114,6 +118,11 @@ class Picture:
 
     def put_drain(self, drain: Drain) -> Drain:
         self.drains[drain.id] = drain
+        if drain.state not in ENDED:
+            self._open[drain.worker] = drain.id
+        elif self._open.get(drain.worker) == drain.id:
+            del self._open[drain.worker]
+        self.stale = True
         self._record("drain", drain.id, drain)
         return drain
 
@@ -134,7 +143,10 @@ class Picture:
             self._forget("incident", incident_id)
 
     def drop_drain(self, drain_id: str) -> None:
-        if self.drains.pop(drain_id, None):
+        drain = self.drains.pop(drain_id, None)
+        if drain:
+            if self._open.get(drain.worker) == drain_id:
+                del self._open[drain.worker]
             self._forget("drain", drain_id)
 
     def effect(self, effect: AnyEffect) -> None:
@@ -153,8 +165,28 @@ class Picture:
 
     # -- reading the picture ----------------------------------------------------------------------------------------
 
+    def restore(self, event: Restored) -> None:
+        """Take over what is durable. States of open incidents count as present until they are measured fine."""
+        self.epoch = event.epoch
+        self.incidents = {i.id: i for i in event.incidents}
+        self.drains = {d.id: d for d in event.drains}
+        self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
+        self.holds = {h.target: h for h in event.holds}
+        self.outstanding = set(event.pending)
+        if event.routes:
+            self.routes = event.routes
+            states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
+            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) is WorkerState.ACTIVE}
+        for incident in event.incidents:
+            for finding in incident.findings:
+                self.conditions.restore(finding, still_open=incident.closed_at is None)
+        for view in self.nodes.values():
+            view.heard_at = event.at
+        self.stale = True
+
     def load_fleet(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self._on, self.stale = None, True
         self.workers = {w.name: w for w in fleet.workers}
         self.pools = {p.name: p for p in fleet.pools}
         self.standby_up &= set(self.workers)
@@ -173,8 +205,11 @@ class Picture:
 
     def learn_gpus(self, worker: str, node: str, pcis: tuple[str, ...]) -> None:
         view = self.view(worker)
+        before = view.gpus
         others = tuple(g for g in view.gpus if g.node != node)
         view.gpus = others + tuple(gpu_component(node, pci) for pci in pcis)
+        if view.gpus != before:
+            self._on = None
 
     def touching(self, component: Component) -> list[Worker]:
         """Every serving group that lives on what this component is: the blast radius, never just the one GPU."""
@@ -182,18 +217,26 @@ class Picture:
             named = self.workers.get(component.worker)
             return [named] if named else []
         if component.gpu is not None:
-            gpu = Component(node=component.node, device=component.device)
-            return [w for w in self.workers.values() if gpu in self.gpus_of(w)]
+            return self._there(str(Component(node=component.node, device=component.device)))
         return self.on_node(component.node)
 
     def on_node(self, node: str) -> list[Worker]:
-        return [w for w in self.workers.values() if node in w.nodes or any(g.node == node for g in self.gpus_of(w))]
+        return self._there(node)
+
+    def _there(self, place: str) -> list[Worker]:
+        if self._on is None:
+            self._on = {}
+            for worker in self.workers.values():
+                gpus = self.gpus_of(worker)
+                for name in {*worker.nodes, *(g.node for g in gpus), *map(str, gpus)}:
+                    self._on.setdefault(name, []).append(worker)
+        return self._on.get(place, [])
 
     def open_drain(self, worker: str) -> Drain | None:
-        return next((d for d in self.drains.values() if d.worker == worker and d.state not in ENDED), None)
+        return self.drains.get(self._open.get(worker, ""))
 
     def open_drains(self) -> list[Drain]:
-        return [d for d in self.drains.values() if d.state not in ENDED]
+        return [self.drains[i] for i in list(self._open.values())]
 
     def open_incidents(self) -> list[Incident]:
         return [i for i in self.incidents.values() if i.closed_at is None]

@@ -112,6 +112,25 @@ class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return entry is not None and entry.auto
 
 
+class Rulebook:
+    """The policy's rules with a memory: a fleet repeats the same few kinds of findings by the million."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._known: dict[tuple[str, Severity, Action, Suspect, float], Rule | None] = {}
+
+    def rule_for(self, finding: Finding) -> Rule | None:
+        kind = (finding.check, finding.severity, finding.action, finding.suspect, finding.certainty)
+        try:
+            return self._known[kind]
+        except KeyError:
+            if len(self._known) > _KINDS:
+                self._known.clear()
+            rule = self._known[kind] = self.policy.rule_for(finding)
+            return rule
+
+
+_KINDS = 10_000  # kinds of findings remembered; bounded because a check's name comes from outside
 _REPAIRS = (
     Action.RESET_GPU, Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE,
 )

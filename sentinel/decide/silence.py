@@ -26,7 +26,8 @@ class Silence:
     def heard(self, node: str) -> list[Finding]:
         """A report arrived: whatever the silence had raised is measured fine."""
         self._asked.discard(node)
-        return [self._silent(node, present=False), self._down(node, present=False)]
+        fine = (self._silent(node, present=False), self._down(node, present=False))
+        return [f for f in fine if self.p.conditions.get(f.component, f.check)]
 
     def tick(self) -> list[Finding]:
         """Findings about nodes that have been silent too long; asks for a look at their workers first."""
