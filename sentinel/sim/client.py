@@ -33,9 +33,9 @@ class Load:
     """How much traffic there is: seconds and tokens."""
 
     sessions: int = 24
-    turns: int = 5
+    turns: int = 3
     tokens: tuple[int, int] = (40, 120)
-    pause_s: tuple[float, float] = (0.1, 0.4)
+    pause_s: tuple[float, float] = (0.05, 0.2)
     first_token_s: float = 20.0  # no first token for this long: tried elsewhere, or failed
     stall_s: float = 20.0  # no further token for this long: failed
     seed: int = 7
@@ -130,7 +130,9 @@ class Traffic:
         for generation in itertools.count(1):
             session = f"s{number:02}.{generation}"
             prompt = 400
-            for _ in range(self._load.turns):
+            # The first sessions are met in their midst: steady traffic has ends and beginnings at every moment.
+            turns = self._load.turns if generation > 1 else dice.randint(1, self._load.turns)
+            for _ in range(turns):
                 if self._ending.is_set():
                     return
                 tokens = dice.randint(*self._load.tokens)

@@ -36,7 +36,7 @@ async def gpu_off_bus(s: Story) -> None:
     left = await s.until(lambda: s.state(victim) is WorkerState.OUT)
     killed = await s.until(lambda: s.drain_of(victim, DrainState.OUT) is not None)
     paged = await s.until(lambda: bool(s.pages()))
-    overflow = await s.until(lambda: s.timeline.first("overflow serves") is not None, 15)
+    overflow = await s.until(lambda: s.timeline.first("overflow serves") is not None, 30)
     await s.flow(3)
     s.expect(f"{victim} left the rotation", left and s.state(victim) is WorkerState.OUT, _ms(s, "out of rotation"))
     s.expect(f"{victim} was evicted and stays out", killed and await _stopped(s, victim), _responses(s))
