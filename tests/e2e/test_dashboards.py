@@ -20,7 +20,6 @@ import aiohttp
 import promql_parser
 import pytest
 
-from probes.processes import listening
 from sentinel.sim.rack import GPUS, NODES, PLACES
 from sentinel.sim.stage import Stage
 
@@ -134,16 +133,15 @@ async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], pr
     victim = "decode-03"
     node, gpu = PLACES[victim].nodes[0], GPUS[1]
     async with Stage() as stage:
-        agents = listening(Path("/proc"), [stage._processes["agents"].pid])
-        ports = sorted(port for found in agents.values() for port in found)
-        assert len(ports) == len(NODES)
+        agents = await stage.agent_urls()
+        assert set(agents) == set(NODES)
         seen = prometheus(
             {
                 "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(TOP / "alerts/sentinel.rules.yml")],
                 "scrape_configs": [
-                    {"job_name": "sentinel-controller", "static_configs": [{"targets": [stage.url.removeprefix("http://")]}]},
-                    {"job_name": "sentinel-agent", "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]},
+                    {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
+                    for job, urls in (("sentinel-controller", [stage.url]), ("sentinel-agent", agents.values()))
                 ],
             }
         )
@@ -168,7 +166,7 @@ async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], pr
                 groups = (await answer.json())["data"]["groups"]
             assert [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")] == []
             await seen.wait_for('absent(ALERTS{alertname="SentinelFatalXidUnanswered"})', 10)  # seen, and answered
-            for url in (stage.url, f"http://127.0.0.1:{ports[0]}"):
+            for url in (stage.url, agents[node]):
                 async with http.get(url + "/metrics") as answer:
                     text = await answer.read()
                 linted = subprocess.run([program("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
