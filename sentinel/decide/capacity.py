@@ -14,62 +14,51 @@ from __future__ import annotations
 from sentinel.decide.budget import IN_SERVICE, roles_of
 from sentinel.decide.drain import Drains
 from sentinel.decide.picture import Picture
-from sentinel.model import (
-    Drain,
-    DrainState,
-    Pool,
-    Response,
-    Role,
-    RouteEntry,
-    RoutePool,
-    Routes,
-    Worker,
-    WorkerState,
-)
+from sentinel.decide.table import Table
+from sentinel.model import Drain, DrainState, Pool, Response, Role, RoutePool, Routes, Worker
 
 
 class Capacity:
     def __init__(self, picture: Picture, drains: Drains) -> None:
         self.p = picture
         self.drains = drains
+        self.table = Table(picture)
+        self._demand: dict[tuple[str, Role], float] = {}  # sessions running and waiting, as of the last tick
         self._short_at: dict[str, float] = {}  # pool → when its weight last had to fall
         self._stepped_at: dict[str, float] = {}
         self._needed_at: dict[str, float] = {}  # overflow pool → when it last had weight
 
-    def demand(self, pool: str, role: Role) -> float | None:
-        """Sessions running and waiting on this role's workers; None when no active one could be measured."""
-        loads = [
-            self.p.view(w.name).load
-            for w in self.p.workers.values()
-            if w.pool == pool and role in roles_of(w) and self.p.state_of(w) in IN_SERVICE
-        ]
-        known = [load for load in loads if load is not None]
-        return float(sum(known)) if known else None
+    def measure(self) -> None:
+        """On ticks: sum what the looks at workers say is running and waiting; a pool that nobody could measure is left out."""
+        self._demand.clear()
+        for worker in self.p.workers.values():
+            load = self.p.view(worker.name).load
+            if load is not None and self.p.state_of(worker) in IN_SERVICE:
+                for role in roles_of(worker):
+                    key = (worker.pool, role)
+                    self._demand[key] = self._demand.get(key, 0.0) + load
 
     def share(self, pool: Pool) -> float:
         """What part of its sessions this pool can carry now, by its scarcest role, 0..1."""
         share = 1.0
         for role in (Role.PREFILL, Role.DECODE):
-            total = self._regular(pool.name, role)
+            total = self.table.regular[pool.name, role]
             if total == 0:
                 continue
-            ready = self.p.capacity(pool.name, role, IN_SERVICE)
+            ready = self.table.ready[pool.name, role]
             if ready >= total:
                 continue
-            demand = self.demand(pool.name, role)
+            demand = self._demand.get((pool.name, role))
             need = total if demand is None else min(total, max(demand * self.p.policy.capacity.headroom, 1e-9))
             share = min(share, ready / need)
         return max(0.0, share)
 
-    def _regular(self, pool: str, role: Role) -> float:
-        """Configured capacity of a role, standbys left out."""
-        return sum(w.capacity for w in self.p.workers.values() if w.pool == pool and role in roles_of(w) and not w.standby)
-
     def refresh(self) -> None:
-        """Recompute the table after every event; publish when it differs from the last one."""
+        """Bring the table up to date; publish when it differs from the last one."""
+        self.table.refresh()
         weights = self._weights()
         pools = tuple(
-            RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=tuple(self._entries(name)))
+            RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=self.table.rows(name))
             for name in self.p.pools
         )
         if pools != self.p.routes.pools:
@@ -77,13 +66,6 @@ class Capacity:
             # From the clock where it is ahead, so that a store that lost its data does not send versions backwards.
             version = max(self.p.routes.version + 1, int(self.p.now * 1000))
             self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools))
-
-    def _entries(self, pool: str) -> list[RouteEntry]:
-        return [
-            RouteEntry(worker=w.name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=w.capacity)
-            for w in self.p.workers.values()
-            if w.pool == pool
-        ]
 
     def _weights(self) -> dict[str, float]:
         weights: dict[str, float] = {}
@@ -127,20 +109,18 @@ class Capacity:
         """What part of the primary's sessions the overflow pool's ready workers are worth, by the scarcest role."""
         parts = []
         for role in (Role.PREFILL, Role.DECODE):
-            size = self._regular(primary, role)
+            size = self.table.regular[primary, role]
             if size:
-                parts.append(self.p.capacity(overflow, role, IN_SERVICE) / size)
+                parts.append(self.table.ready[overflow, role] / size)
         return min(parts, default=0.0)
-
-    def _roles(self, pool: str) -> set[Role]:
-        return {r for w in self.p.workers.values() if w.pool == pool for r in roles_of(w)}
 
     # -- standby ----------------------------------------------------------------------------------------------------
 
     def _start_standby(self, pool: str, why: str) -> None:
         """One standby per role at a time: each start may be enough, and starting all at once helps nobody."""
-        for role in self._roles(pool):
-            standbys = [w for w in self.p.workers.values() if w.pool == pool and w.standby and role in roles_of(w)]
+        for role in self.table.roles(pool):
+            here = [self.p.workers[e.worker] for e in self.table.rows(pool)]
+            standbys = [w for w in here if w.standby and role in roles_of(w)]
             if any(self._starting(w) for w in standbys):
                 continue
             idle = [w for w in standbys if w.name not in self.p.standby_up and self.p.open_drain(w.name) is None]
@@ -184,9 +164,12 @@ class Capacity:
     def _difference(self, pools: tuple[RoutePool, ...]) -> str:
         """What changed against the last table, in words."""
         old_weight = {r.pool: r.weight for r in self.p.routes.pools}
-        old_state = {e.worker: e.state for r in self.p.routes.pools for e in r.workers}
-        active = WorkerState.ACTIVE
-        entries = [e for r in pools for e in r.workers]
-        changes = [f"{e.worker} {e.state.value}" for e in entries if old_state.get(e.worker, active) is not e.state]
+        old_rows = {r.pool: r.workers for r in self.p.routes.pools}
+        changes = []
+        for pool in pools:
+            before = old_rows.get(pool.pool, ())
+            if len(before) == len(pool.workers) and before is not pool.workers:
+                pairs = zip(pool.workers, before, strict=True)  # a row that did not change is the same object
+                changes += [f"{e.worker} {e.state.value}" for e, b in pairs if e is not b and e != b]
         changes += [f"{r.pool} at {r.weight:.0%}" for r in pools if old_weight.get(r.pool, r.weight) != r.weight]
         return ", ".join(changes[:8]) + (f" and {len(changes) - 8} more" if len(changes) > 8 else "") or "first table"

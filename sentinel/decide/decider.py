@@ -59,7 +59,6 @@ class Decider:
             case Tick():
                 self._tick()
         if self._restored and (self.p.stale or isinstance(event, Tick)):
-            self.p.stale = False
             self.capacity.refresh()
         return self.p.take()
 
@@ -121,6 +120,7 @@ class Decider:
             self._ask_person(*ask)
 
     def _tick(self) -> None:
+        self.capacity.measure()
         for finding in self.silence.tick():
             self._found(finding)
         for ask in self.drains.tick():

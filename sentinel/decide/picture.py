@@ -82,7 +82,7 @@ class Picture:
         self.drains: dict[str, Drain] = {}
         self._open: dict[str, str] = {}  # worker → its open drain
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
-        self.stale = True  # something the route table is made of has changed
+        self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
         self.holds: dict[str, Hold] = {}
         self.routes = Routes()
         self.nodes: dict[str, NodeView] = {}
@@ -122,7 +122,7 @@ class Picture:
             self._open[drain.worker] = drain.id
         elif self._open.get(drain.worker) == drain.id:
             del self._open[drain.worker]
-        self.stale = True
+        self._touch(drain.worker)
         self._record("drain", drain.id, drain)
         return drain
 
@@ -147,6 +147,7 @@ class Picture:
         if drain:
             if self._open.get(drain.worker) == drain_id:
                 del self._open[drain.worker]
+            self._touch(drain.worker)
             self._forget("drain", drain_id)
 
     def effect(self, effect: AnyEffect) -> None:
@@ -162,6 +163,20 @@ class Picture:
     def _forget(self, kind: str, key: str) -> None:
         self._records.pop((kind, key), None)
         self._records[(kind, key)] = Forget(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key)  # type: ignore[arg-type]
+
+    def _touch(self, worker: str) -> None:
+        if self._changed is not None:
+            self._changed.add(worker)
+
+    @property
+    def stale(self) -> bool:
+        """Whether something that the route table is made of has changed since it was last asked for."""
+        return self._changed is None or bool(self._changed)
+
+    def take_changed(self) -> set[str] | None:
+        """Workers whose row may have changed since the last call; None: any of them."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     # -- reading the picture ----------------------------------------------------------------------------------------
 
@@ -182,11 +197,11 @@ class Picture:
                 self.conditions.restore(finding, still_open=incident.closed_at is None)
         for view in self.nodes.values():
             view.heard_at = event.at
-        self.stale = True
+        self._changed = None
 
     def load_fleet(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._on, self.stale = None, True
+        self._on = self._changed = None
         self.workers = {w.name: w for w in fleet.workers}
         self.pools = {p.name: p for p in fleet.pools}
         self.standby_up &= set(self.workers)

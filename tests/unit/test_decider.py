@@ -329,6 +329,7 @@ class TestCapacity:
         w = World()
         for n in range(1, 5):
             w.watched(f"decode-{n}", reachable=True, load=0)
+        w.pass_time(1)
         w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
         assert w.weight("main") == 1.0
 
