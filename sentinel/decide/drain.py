@@ -326,6 +326,10 @@ class Drains:
             return self.move(drain, "evicted", why, attempt=drain.attempt + 1)
         return self.note(drain, "escalated", why)
 
-    def cancel(self, drain: Drain, why: str) -> Drain:
-        """Give up a drain that has not stopped anything yet."""
-        return self.move(drain, "cancel", why)
+    def give_up(self, drain: Drain, why: str) -> Drain:
+        """A person wants it back: at once while nothing is stopped, else by the way that leads back from where it is."""
+        if (drain.state, "cancel") in MOVES and drain.response is not Response.EVICT:
+            return self.move(drain, "cancel", why)
+        if drain.state is S.OUT:
+            return self.come_back(drain, why)
+        return self.note(msgspec.structs.replace(drain, returns=True), "undrain", why)

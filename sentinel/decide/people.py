@@ -82,13 +82,7 @@ class People:
             drain = self.p.open_drain(worker.name)
             if drain is None:
                 continue
-            why = f"undrained by {ask.by}: {ask.reason}"
-            if drain.state in (DrainState.REQUESTED, DrainState.DEROUTED):
-                self.drains.cancel(drain, why)
-            elif drain.state is DrainState.OUT:
-                self.drains.come_back(drain, why)
-            else:
-                self.drains.note(msgspec.structs.replace(drain, returns=True), "undrain", why)
+            self.drains.give_up(drain, f"undrained by {ask.by}: {ask.reason}")
 
     def _hold(self, ask: Asked) -> None:
         self.p.put_hold(
@@ -97,10 +91,6 @@ class People:
         for worker in self.workers_of(ask.target):
             drain = self.p.open_drain(worker.name)
             if ask.keep == "in" and drain and drain.kind == "drain" and drain.by == "sentinel":
-                why = f"held in by {ask.by}: {ask.reason}"
-                if drain.state in (DrainState.REQUESTED, DrainState.DEROUTED):
-                    self.drains.cancel(drain, why)
-                elif drain.state is DrainState.OUT:
-                    self.drains.come_back(drain, why)
+                self.drains.give_up(drain, f"held in by {ask.by}: {ask.reason}")
         if ask.keep == "out":
             self._drain(ask)

@@ -57,6 +57,18 @@ class TestGpuOffBus:
         w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
         assert w.state_of("decode-1") is WorkerState.OUT
 
+    def test_undrain_during_an_eviction_starts_what_was_stopped(self) -> None:
+        """undrain while the kill is on its way does not declare a dead process returned: it is started and verified first."""
+        w = World()
+        w.held = lambda effect: True
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        w.ask("undrain", "decode-1")
+        w.held = lambda effect: False
+        w.settle()
+        w.pass_time(5)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+        assert [type(e) for e in w.done if isinstance(e, StopWorker | StartWorker | Verify)] == [StopWorker, StartWorker, Verify]
+
     def test_history_is_never_acted_on(self) -> None:
         """A line from before the agent's first look at its node is on record only."""
         w = World()
