@@ -70,7 +70,7 @@ class Screen:
         for place in PLACES.values():
             state = story.state(place.name)
             mark, style = MARKS[state] if state else ("?", "dim")
-            text.append(f"{mark} {place.name}  ", style)
+            text.append(f"{mark}\u00a0{place.name}  ", style)  # a mark never ends a line without its name
         return text
 
     def _traffic(self, story: Story) -> Text:
