@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import math
 import os
 import random
 import shutil
@@ -112,6 +113,10 @@ class Mocker:
         return self.process.pid
 
     @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
     def worker(self) -> Worker:
         url = self.system_url
         return Worker(name=self.name, pool="main", url=url, system_url=url, adapter="dynamo", nodes=("host",), role=self.role)
@@ -125,6 +130,7 @@ class Counts:
     ok: int = 0
     failed: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    ended: bool = False  # set it to let the clients finish
 
 
 class DynamoRig:
@@ -145,6 +151,12 @@ class DynamoRig:
     @property
     def settings(self) -> DynamoSettings:
         return DynamoSettings(discovery=self.discovery, frontend=self.frontend)
+
+    @property
+    def frontend_process(self) -> tuple[int, int | None]:
+        """The frontend's pid, and the status that it ended with (None: it runs)."""
+        assert self._front
+        return self._front.pid, self._front.returncode
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -216,8 +228,22 @@ class DynamoRig:
 
     async def restart(self, name: str) -> None:
         """Start one mocker (again); returns when it is routable, under its new instance id."""
+        await self.spawn(name)
+        await self.settle(name)
+
+    def signal_etcd(self, number: int) -> None:
+        """Freeze etcd (SIGSTOP), or let it go on (SIGCONT)."""
+        assert self._etcd
+        self._etcd.send_signal(number)
+
+    async def spawn(self, name: str) -> None:
+        """Start one mocker and no more: it still has to load and to register."""
         worker = self.mocker(name)
         worker.process = await self._run(name, [*self._mock, *worker.arguments], DYN_SYSTEM_PORT=str(worker.port))
+
+    async def settle(self, name: str) -> None:
+        """Wait until a started mocker is routable under an id of its own, and remember that id."""
+        worker = self.mocker(name)
         before = worker.hexid
 
         async def said() -> bool:
@@ -235,13 +261,16 @@ class DynamoRig:
             return set()
         return {f"{i['instance_id']:x}" for i in said.get("instances", ()) if i["endpoint"] == "generate"}
 
-    async def load(self, streams: int, tokens: int, seconds: float) -> Counts:
-        """``streams`` clients, each sending one streaming request after another for ``seconds``; the last ones may finish."""
-        counts = Counts()
+    async def load(self, streams: int, tokens: int, seconds: float = math.inf, *, counts: Counts | None = None) -> Counts:
+        """``streams`` clients, each sending one streaming request after another for ``seconds``; the last ones may finish.
+
+        Given ``counts``, they count there as they go, and ``counts.ended`` ends them too.
+        """
+        counts = counts or Counts()
         until = time.monotonic() + seconds
 
         async def client() -> None:
-            while time.monotonic() < until:
+            while time.monotonic() < until and not counts.ended:
                 counts.sent += 1
                 error = await self.request(tokens)
                 if error:
