@@ -112,9 +112,8 @@ class Decider:
             view.load = (seen.running or 0) + (seen.waiting or 0)
 
     def _done(self, event: Done) -> None:
-        if event.instruction not in self.p.outstanding:
+        if not self.p.ended(event.instruction):
             return
-        self.p.outstanding.discard(event.instruction)
         ask = self.drains.done(event)
         if ask:
             self._ask_person(*ask)

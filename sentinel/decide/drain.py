@@ -256,9 +256,7 @@ class Drains:
 
     def _waiting(self, drain: Drain) -> bool:
         """Whether an effect that its state asked for has not ended yet."""
-        return any(
-            i.startswith(f"{drain.id}/{verb}/{drain.attempt}") for verb in VERBS.get(drain.state, ()) for i in self.p.outstanding
-        )
+        return any(f"{drain.id}/{verb}/{drain.attempt}" in self.p.outstanding for verb in VERBS.get(drain.state, ()))
 
     def _begin_return(self, drain: Drain) -> None:
         """Repair when every group on the target is out and no other repair is under way on the node."""

@@ -88,7 +88,7 @@ class Picture:
         self.nodes: dict[str, NodeView] = {}
         self.views: dict[str, WorkerView] = {}
         self.conditions = Conditions()
-        self.outstanding: set[str] = set()  # ids of effects that have not ended
+        self.outstanding: dict[str, str] = {}  # key → id of the effects that have not ended
         self.standby_up: set[str] = set()  # standby workers that were started
         self.epoch = 0
         self.now = 0.0
@@ -151,9 +151,10 @@ class Picture:
             self._forget("drain", drain_id)
 
     def effect(self, effect: AnyEffect) -> None:
-        """Emit once: an effect that is outstanding under the same id is not emitted again."""
-        if effect.id not in self.outstanding:
-            self.outstanding.add(effect.id)
+        """Emit once: while an effect is outstanding, no other try under the same key is."""
+        key = effect_key(effect)
+        if key not in self.outstanding:
+            self.outstanding[key] = effect.id
             self._effects.append(effect)
 
     def _record(self, kind: str, key: str, value: Incident | Drain | Hold | Routes) -> None:
@@ -163,6 +164,14 @@ class Picture:
     def _forget(self, kind: str, key: str) -> None:
         self._records.pop((kind, key), None)
         self._records[(kind, key)] = Forget(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key)  # type: ignore[arg-type]
+
+    def ended(self, effect_id: str) -> bool:
+        """Take an effect off the outstanding ones; False when nobody waits for it."""
+        key = effect_key(effect_id)
+        if self.outstanding.get(key) != effect_id:
+            return False
+        del self.outstanding[key]
+        return True
 
     def _touch(self, worker: str) -> None:
         if self._changed is not None:
@@ -187,7 +196,7 @@ class Picture:
         self.drains = {d.id: d for d in event.drains}
         self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
         self.holds = {h.target: h for h in event.holds}
-        self.outstanding = set(event.pending)
+        self.outstanding = {effect_key(i): i for i in event.pending}
         if event.routes:
             self.routes = event.routes
             states = {e.worker: e.state for r in event.routes.pools for e in r.workers}

@@ -146,7 +146,7 @@ class Fleet(RuleBasedStateMachine):
         p = self.world.decider.p
         for kind, mine in (("drain", p.drains), ("incident", p.incidents), ("hold", p.holds)):
             assert {k: v for (kd, k), v in self.world.store.items() if kd == kind} == mine
-        assert set(self.world.pending) == p.outstanding
+        assert set(self.world.pending) == set(p.outstanding.values())
 
     @invariant()
     def open_drains_are_alive(self) -> None:

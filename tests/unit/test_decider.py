@@ -69,6 +69,16 @@ class TestGpuOffBus:
         assert w.state_of("decode-1") is WorkerState.ACTIVE
         assert [type(e) for e in w.done if isinstance(e, StopWorker | StartWorker | Verify)] == [StopWorker, StartWorker, Verify]
 
+    def test_a_stop_that_failed_is_asked_for_once_at_a_time(self) -> None:
+        """After a refused kill the next one runs under a new key, and never twice under that."""
+        w = World()
+        w.outcomes = lambda effect: False
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        w.outcomes = lambda effect: True
+        w.pass_time(20)
+        assert w.drain_of("decode-1").state is DrainState.OUT  # type: ignore[union-attr]
+        assert [e.id.partition("#")[0].split("/", 1)[1] for e in w.did(StopWorker)] == ["stop/0", "stop/1"]
+
     def test_history_is_never_acted_on(self) -> None:
         """A line from before the agent's first look at its node is on record only."""
         w = World()
