@@ -89,6 +89,36 @@ BAD = {
     "GPU of no node": ("t01/gpu@0008:01:00.0", "t09/gpu@0008:01:00.0", ["workers.prefill-1.gpus", "'t09'"]),
     "GPU of two workers": ("standby = true", 'gpus = ["t01/gpu@0008:01:00.0"]', ["spill-1", "0008:01:00.0", "prefill-1"]),
     "url without scheme": ('url = "http://t01:8000"', 'url = "t01:8000"', ["workers.prefill-1.url", "t01:8000"]),
+    "lease of nothing": ('lease = "3s"', 'lease = "0s"', ["controller.lease", "100ms", "0ms"]),
+    "tick of nothing": ('tick = "500ms"', 'tick = "0ms"', ["controller.tick", "10ms"]),
+    "longer than anyone lives": ('tick = "500ms"', 'tick = "99999999999999h"', ["controller.tick", "87600 hours"]),
+    "longer than a number": ('tick = "500ms"', f'tick = "{"9" * 400}s"', ["controller.tick", "87600 hours", "…"]),
+    "nothing to listen on": ('"127.0.0.1:0"', '"9455"', ["controller.listen", "host:port", "9455"]),
+    "no such port": ('"127.0.0.1:0"', '"127.0.0.1:99999"', ["controller.listen", "99999"]),
+    "advertised without scheme": ('tick = "500ms"', 'advertise = "c1:9455"', ["controller.advertise", "c1:9455"]),
+    "half of TLS": ('tick = "500ms"', 'tls_cert = "/etc/hostname"', ["tls_cert", "tls_key"]),
+    "no name of its own": ('tick = "500ms"', 'name = ""', ["controller.name", "empty"]),
+    "overflow in a circle": ("primary = false", 'overflow = ["chat"]', ["pools.chat.overflow", "chat → spill → chat"]),
+    "overflow twice": ('overflow = ["spill"]', 'overflow = ["spill", "spill"]', ["pools.chat.overflow", "twice"]),
+    "share that is no number": ("floor = 0.5", "floor = nan", ["pools[0].floor"]),
+    "capacity without end": ("standby = true", "capacity = inf", ["workers.spill-1.capacity", "inf"]),
+    "capacity beyond belief": ("standby = true", "capacity = 1e308", ["workers.spill-1.capacity", "1e+308"]),
+    "capacity that is no number": ("standby = true", "capacity = nan", ["workers[1].capacity"]),
+    "a number of 5,000 digits": ("floor = 0.5", f"max_doubtful_drains = {'9' * 5000}", ["not valid TOML", "digits"]),
+    "brackets without end": ("floor = 0.5", f"floor = {'[' * 20_000}", ["not valid TOML"]),
+    "one GPU twice": ("t02/gpu@PCI:0008:01:00", "t01/gpu@PCI:0008:01:00", ["workers.prefill-1.gpus", "twice"]),
+    "worker on no node": ("standby = true", 'nodes = ["t99"]', ["workers.spill-1.nodes", "'t99'"]),
+    "worker called like another's node": ('name = "spill-1"', 'name = "t01"', ["'t01'", "'prefill-1'"]),
+    "one address for two": ('url = "http://t02:8000"', 'url = "http://t01:8000"', ["workers.spill-1.url", "'prefill-1'"]),
+    "url without host": ('url = "http://t02:8000"', 'url = "http://"', ["workers.spill-1.url", "http://"]),
+    "url with a port that is none": ('url = "http://t02:8000"', 'url = "http://t02:80000"', ["workers.spill-1.url", "80000"]),
+    "Dynamo without discovery": ("standby = true", 'adapter = "dynamo"', ["workers.spill-1.adapter", "dynamo.discovery"]),
+    "store of another kind": ("[controller]", '[store]\nurl = "http://h"\n[controller]', ["store.url", "http://h"]),
+    "prefix that cannot name keys": ("[controller]", '[store]\nprefix = "{a}"\n[controller]', ["store.prefix", "{a}"]),
+    "webhook that is no URL": ("[controller]", '[paging]\nwebhook_url = "hook"\n[controller]', ["paging.webhook_url", "'hook'"]),
+    "agent with a node that is no name": ("[controller]", '[agent]\nnode = "a/b"\n[controller]', ["agent.node", "'a/b'"]),
+    "agent of nobody": ("[controller]", '[agent]\ncontrollers = ["c1:9455"]\n[controller]', ["agent.controllers", "'c1:9455'"]),
+    "action without words": ("[controller]", "[agent.actions]\nreset_gpu = []\n[controller]", ["agent.actions.reset_gpu"]),
     "not TOML": ("[controller]", "[controller", ["not valid TOML", "line"]),
     "key twice": ('lease = "3s"', 'lease = "3s"\nlease = "4s"', ["not valid TOML"]),
 }
@@ -108,6 +138,17 @@ class TestBad:
         assert "\n" not in sentence
         for part in says:
             assert part in sentence, sentence
+
+    def test_a_password_in_the_store_url_is_refused_and_not_repeated(self, tmp_path: Path) -> None:
+        """Secrets are in files of their own; the sentence about one that is not does not show it."""
+        file = written(tmp_path, f'[store]\nurl = "redis://:geheim@h:6379"\n{GOOD}')
+        with pytest.raises(ConfigError, match=r"store\.password_file") as caught:
+            load(file)
+        assert "geheim" not in str(caught.value)
+
+    def test_a_mark_before_the_first_letter_is_no_error(self, tmp_path: Path) -> None:
+        """Editors of other systems begin a UTF-8 file with U+FEFF; it is read like any other."""
+        assert load(written(tmp_path, "\ufeff" + GOOD)).pools
 
     def test_a_file_that_is_not_there_or_not_text(self, tmp_path: Path) -> None:
         """A missing file, a directory and bytes that are no UTF-8 are sentences too."""
