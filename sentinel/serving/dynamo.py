@@ -8,6 +8,8 @@ This module exists because Dynamo has no call to drain one worker (ai-dynamo/dyn
 * Only entries of the endpoint that takes requests are touched; the router's index of KV blocks stays as it is.
 * The worker's instance id is learned (from its own metrics, from look, from agents), since it changes at every start. What
   was learned last is used at once, and the worker is asked after: a hung worker leaves rotation as fast as a healthy one.
+* A worker that was taken out or stopped stays out under whatever id it comes back (a person or systemd restarts it, and Dynamo
+  routes to it at once): ``look`` removes that registration too, until start, verify or reroute wants the worker again.
 
 ``verify``: Dynamo 1.6.1 sends a request to a chosen worker only while that worker is registered (measured: 400 otherwise). So
 a worker that is out is registered, asked for one token, pinned, through the frontend, and stays registered only if the answer
@@ -17,6 +19,7 @@ was right and its own. While it is asked it may get other requests too; nothing 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 import aiohttp
@@ -39,10 +42,18 @@ RETRY_S = 0.1
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What Keep holds per worker: the last instance id that was known, and the entries that were taken out of discovery."""
+    """What Keep holds per worker: the last instance id that was known, and the entries that were taken out of discovery.
 
-    instance: str
+    ``stopped``: its process was ended through us, so no process of it is wanted in rotation.
+    """
+
+    instance: str = ""
     entries: tuple[Entry, ...] = ()
+    stopped: bool = False
+
+    @property
+    def out(self) -> bool:
+        return self.stopped or bool(self.entries)
 
 
 class DynamoAdapter:
@@ -53,6 +64,8 @@ class DynamoAdapter:
     ) -> None:
         self._settings, self._discovery, self._hands, self._keep, self._session = settings, discovery, hands, keep, session
         self._known: dict[str, str] = {}  # worker → instance id, as last seen
+        self._looked: dict[str, str] = {}  # worker → instance id that look has nothing more to do about
+        self._stops: Counter[str] = Counter()  # worker → times it was stopped, so that a verification does not outlive it
         self._locks: dict[str, asyncio.Lock] = {}  # one verb at a time per worker: a removal must not cross a return
 
     def learn(self, worker: str, instance: str) -> None:
@@ -101,6 +114,8 @@ class DynamoAdapter:
             if "refused" in (health.how, answer.how):
                 return None
             raise AdapterError(f"{worker.name} at {_system(worker)}: {health.why}")
+        if metrics.instance and metrics.instance != self._looked.get(worker.name):
+            await self._keep_out(worker, metrics.instance)
         return WorkerSeen(
             worker=worker.name,
             url=worker.url,
@@ -129,16 +144,18 @@ class DynamoAdapter:
     async def stop(self, worker: Worker, *, hard: bool, key: str) -> bool:
         if not await stop(self._hands, worker, hard=hard, key=key):
             return False
+        self._stops[worker.name] += 1
         async with self._lock(worker):
             kept = await self._kept(worker)
             for instance in {self._known.pop(worker.name, ""), kept.instance if kept else "", worker.instance} - {""}:
                 for entry in [e for e in await self._registered() if e.instance == instance]:
                     await self._discovery.remove(entry)  # a killed worker's entry would draw requests until its lease ends
-            await self._keep.drop(_record(worker))  # and must never come back
+            await self._put(worker, Removed(stopped=True))  # and must never come back
         return True
 
     async def start(self, worker: Worker, *, key: str) -> bool:
         """Ask its node to start it. A started worker registers by itself once it has loaded; see ``verify``."""
+        await self._keep.drop(_record(worker))
         return await start(self._hands, worker, key=key)
 
     async def scale_to(self, pool: str, role: Role, count: int) -> bool:
@@ -149,17 +166,18 @@ class DynamoAdapter:
 
     async def _ask_pinned(self, worker: Worker, until: float) -> tuple[bool, str, str]:
         """(right, sentence, instance that is registered now); ``until`` on the loop's clock."""
-        loop = asyncio.get_running_loop()
+        loop, stops = asyncio.get_running_loop(), self._stops[worker.name]
         while True:
             metrics, answer = await self._metrics(worker)
             instance = metrics.instance
             if instance and (how := await self._restore(worker, instance)) is not None:
                 break
-            if answer.how == "refused":
-                return False, f"nothing listens at {_system(worker)}", ""
+            if self._stops[worker.name] != stops:
+                return False, "it was stopped meanwhile", ""
             if loop.time() + RETRY_S >= until:
-                return False, answer.why or "it answers, but has not registered with Dynamo's discovery", ""
-            await asyncio.sleep(RETRY_S)  # it still loads
+                why = f"nothing listens at {_system(worker)}" if answer.how == "refused" else answer.why
+                return False, why or "it answers, but has not registered with Dynamo's discovery", ""
+            await asyncio.sleep(RETRY_S)  # it still loads; asked often, since it takes requests from the moment it registers
         while True:
             token = await engine.one_token(
                 self._session,
@@ -173,6 +191,8 @@ class DynamoAdapter:
                 return True, f"{token.why} in {token.seconds * 1000:.0f} ms; {how}", instance
             if _settled(token):
                 return False, token.why, instance
+            if self._stops[worker.name] != stops:
+                return False, "it was stopped meanwhile", instance
             if loop.time() + RETRY_S >= until:
                 return False, f"no right answer in time ({token.why})", instance
             await asyncio.sleep(RETRY_S)
@@ -182,6 +202,8 @@ class DynamoAdapter:
         there = {e.key for e in await self._registered() if e.instance == instance}
         kept = await self._kept(worker)
         if kept is None or kept.instance != instance or not kept.entries:
+            if there and kept and kept.out:
+                await self._put(worker, Removed(instance=instance))  # this process is wanted now, whatever became of the last
             return "it was registered" if there else None  # another process registers by itself once it is ready
         missing = [e for e in kept.entries if e.key not in there]
         for entry in missing:
@@ -202,6 +224,19 @@ class DynamoAdapter:
         await self._put(worker, Removed(instance=instance, entries=tuple(merged.values())))
         for entry in entries:
             await self._discovery.remove(entry)
+
+    async def _keep_out(self, worker: Worker, instance: str) -> None:
+        """Remove what a process registered that came by itself, where its worker is out; once per process, when it has."""
+        if self._lock(worker).locked():
+            return  # a verb is under way that settles it
+        async with self._lock(worker):
+            kept = await self._kept(worker)
+            if kept and kept.out and kept.instance != instance:
+                if not [e for e in await self._registered() if e.instance == instance]:
+                    return  # it still loads: the next look asks again
+                log.warning("a worker that is out was started by somebody else; it stays out", worker=worker.name, instance=instance)
+                await self._remove(worker, instance)
+            self._looked[worker.name] = instance
 
     async def _put(self, worker: Worker, removed: Removed) -> None:
         await self._keep.put(_record(worker), msgspec.json.encode(removed))

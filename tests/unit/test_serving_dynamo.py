@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -204,17 +205,36 @@ async def test_verify_registers_asks_and_leaves_it_in_only_when_right(stage: Sta
 
 
 async def test_verify_waits_for_a_worker_that_still_loads(stage: Stage) -> None:
-    """A started worker registers by itself; until the deadline it is waited for, and one that is gone is not."""
+    """A started worker opens its port late and registers by itself; until the deadline it is asked again, and passes at once."""
     adapter = stage.adapter()
     stage.path(HEX).unlink()
     ok, _ = await adapter.verify(stage.worker, 0.3)
     assert not ok
-    stage.register(HEX)
-    assert (await adapter.verify(stage.worker, 5))[0]
     await stage.server.close()
-    ok, why = await adapter.verify(stage.worker, 5)
+    ok, why = await adapter.verify(stage.worker, 0.3)
     assert not ok
     assert "nothing listens" in why
+    verifying = asyncio.create_task(adapter.verify(stage.worker, 20))
+    await asyncio.sleep(0.3)
+    assert not verifying.done()
+    await stage.server.start()
+    stage.register(HEX)
+    assert (await verifying)[0]
+
+
+async def test_a_stop_ends_a_verification(stage: Stage) -> None:
+    """Worse news during the active test: the worker is ended at once, and the test does not outlive it."""
+    adapter = stage.adapter()
+    stage.front.refuses = (500, "no answer from the worker")
+    verifying = asyncio.create_task(adapter.verify(stage.worker, 3600))
+    while not stage.front.asked:
+        await asyncio.sleep(0.01)
+    stopping = asyncio.create_task(adapter.stop(stage.worker, hard=True, key="k"))
+    async with asyncio.timeout(20):
+        assert await stopping
+        ok, why = await verifying
+    assert not ok
+    assert not stage.path(HEX).exists(), why
 
 
 async def test_verify_without_a_frontend_says_what_is_missing(stage: Stage) -> None:
@@ -232,8 +252,46 @@ async def test_a_killed_workers_entry_goes_at_once_and_for_good(stage: Stage) ->
     assert await adapter.stop(stage.worker, hard=True, key="k")
     assert stage.hands.asked == [("t01", "kill_worker", {"worker": "w"}, "k")]
     assert not stage.path(HEX).exists()
-    assert stage.keep.held == {}
-    assert await adapter.start(stage.worker, key="k2")
+    assert not await adapter.reroute(stage.worker)
+    assert not stage.path(HEX).exists()
+
+
+@pytest.mark.parametrize("out_by", ["deroute", "stop"])
+async def test_a_worker_that_is_out_stays_out_when_somebody_restarts_it(stage: Stage, out_by: str) -> None:
+    """Its new process registers by itself, and Dynamo would route to it: the next look removes that, under any controller."""
+    adapter = stage.adapter()
+    await adapter.look(stage.worker)
+    assert await (adapter.deroute(stage.worker) if out_by == "deroute" else adapter.stop(stage.worker, hard=True, key="k"))
+    stage.server.hexid = new = "bb00000000000001"
+    later = stage.adapter()
+    await later.look(stage.worker)  # it still loads
+    stage.register(new)
+    await later.look(stage.worker)
+    assert not stage.path(new).exists()
+    assert stage.path(OTHER).exists()
+    assert await later.reroute(stage.worker)  # once it is wanted, the very process that is there comes back
+    assert stage.path(new).exists()
+    await stage.adapter().look(stage.worker)
+    assert stage.path(new).exists()
+
+
+@pytest.mark.parametrize("back_by", ["start", "verify", "reroute"])
+async def test_a_worker_that_is_wanted_again_is_left_alone(stage: Stage, back_by: str) -> None:
+    """After start, verify or reroute the process that registers is the one to be routed to, whatever was out before."""
+    adapter = stage.adapter()
+    assert await adapter.deroute(stage.worker)
+    if back_by == "start":
+        assert await adapter.stop(stage.worker, hard=False, key="k")
+        assert await adapter.start(stage.worker, key="k2")
+    stage.server.hexid = new = "bb00000000000001"
+    stage.register(new)
+    if back_by == "verify":
+        assert (await adapter.verify(stage.worker, 5))[0]
+    if back_by == "reroute":
+        assert await adapter.reroute(stage.worker)
+    for looker in (adapter, stage.adapter()):
+        await looker.look(stage.worker)
+        assert stage.path(new).exists()
 
 
 async def test_a_refused_stop_changes_nothing(stage: Stage) -> None:
