@@ -225,14 +225,16 @@ class Site:
         end = time.monotonic() + seconds
         while not await condition():
             if time.monotonic() > end:
-                logs = [f"--- {n}\n{(self.folder / f'{n}.log').read_text(errors='replace')[-3000:]}" for n in ("agent", *self.callers)]
-                raise AssertionError(f"not within {seconds:g} s: {what}; deeds: {self.deeds}\n" + "\n".join(logs))
+                ends = {n: (self.folder / f"{n}.log").read_text(errors="replace")[-3000:] for n in ("agent", *self.callers)}
+                logs = "\n".join(f"--- {name}\n{text}" for name, text in ends.items())
+                raise AssertionError(f"not within {seconds:g} s: {what}; deeds: {self.deeds}\n{logs}")
             await asyncio.sleep(0.02)
 
     async def _watched(self) -> bool:
         told = (await self.callers["c1"].get("/v1/status"))[1]
         probes = next((n["probes"] for n in told["nodes"] if n["node"] == NODE), {})
-        return set(probes) == {"gpu", "kernel_log", "worker"} and all(probes.values()) and all(w["reachable"] for w in told["workers"])
+        looked = set(probes) == {"gpu", "kernel_log", "worker"} and all(probes.values())
+        return looked and all(w["reachable"] for w in told["workers"])
 
     # -- the agent's hands --------------------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from tests.e2e.dynamo_site import Site, site, traffic
 
 Discovery = Literal["file", "etcd"]
 MENDED = [
-    "decided", "out of rotation", "stopping", "out of service", "repairing", "starting", "verifying", "active test passed", "verified",
-    "back",
+    "decided", "out of rotation", "stopping", "out of service", "repairing", "starting", "verifying", "active test passed",
+    "verified", "back",
 ]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ async def mend(place: Site, victim: Mocker) -> dict[str, Any]:
 
 
 async def test_a_pending_row_remap_is_mended(tmp_path: Path) -> None:
-    """Under 20 streams: drained to nothing in flight, stopped, reset, started, verified, back; no request fails, nobody is paged."""
+    """Under 20 streams: drained to nothing in flight, stopped, reset, started, verified, back; no request fails, no page."""
     async with site(tmp_path) as place:
         async with traffic(place.dynamo) as counts:
             await mend(place, place.dynamo.workers[0])
