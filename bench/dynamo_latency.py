@@ -34,20 +34,20 @@ from tests.e2e.dynamo_site import site, traffic
 async def measure(kind: Literal["file", "etcd"], rounds: int, streams: int, folder: Path) -> dict[str, object]:
     """Milliseconds of each round, and what the clients saw."""
     took: list[float] = []
-    async with site(folder, kind, etcd=Path(shutil.which("etcd") or "/usr/bin/etcd")) as place:
-        async with traffic(place.dynamo, streams=streams) as counts:
-            for n in range(rounds):
-                victim = place.dynamo.workers[n % 3]
-                asking = asyncio.create_task(place.gone(victim.hexid))
-                await asyncio.sleep(0.2)
-                written = time.time()
-                place.line(victim.name, 79, "GPU has fallen off the bus.")
-                took.append((await asking - written) * 1000)
-                drain = await place.drain_of(victim.name, "out")
-                status, said = await place.cli("undrain", victim.name, "--reason", "bench/dynamo_latency.py goes on")
-                assert status == 0, said
-                await place.back(victim.name, drain["id"])
-                await place.over(drain["incident"])
+    etcd = Path(shutil.which("etcd") or "/usr/bin/etcd")
+    async with site(folder, kind, etcd=etcd) as place, traffic(place.dynamo, streams=streams) as counts:
+        for n in range(rounds):
+            victim = place.dynamo.workers[n % 3]
+            asking = asyncio.create_task(place.gone(victim.hexid))
+            await asyncio.sleep(0.2)
+            written = time.time()
+            place.line(victim.name, 79, "GPU has fallen off the bus.")
+            took.append((await asking - written) * 1000)
+            drain = await place.drain_of(victim.name, "out")
+            status, said = await place.cli("undrain", victim.name, "--reason", "bench/dynamo_latency.py goes on")
+            assert status == 0, said
+            await place.back(victim.name, drain["id"])
+            await place.over(drain["incident"])
     took.sort()
     return {
         "p50_ms": round(statistics.median(took), 1),

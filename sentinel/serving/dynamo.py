@@ -234,7 +234,7 @@ class DynamoAdapter:
             if kept and kept.out and kept.instance != instance:
                 if not [e for e in await self._registered() if e.instance == instance]:
                     return  # it still loads: the next look asks again
-                log.warning("a worker that is out was started by somebody else; it stays out", worker=worker.name, instance=instance)
+                log.warning("a worker that is out came back by itself and stays out", worker=worker.name, instance=instance)
                 await self._remove(worker, instance)
             self._looked[worker.name] = instance
 
