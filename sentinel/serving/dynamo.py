@@ -9,7 +9,7 @@ This module exists because Dynamo has no call to drain one worker (ai-dynamo/dyn
 * The worker's instance id is learned (from its own metrics, from look, from agents), since it changes at every start. What
   was learned last is used at once, and the worker is asked after: a hung worker leaves rotation as fast as a healthy one.
 * A worker that was taken out or stopped stays out under whatever id it comes back (a person or systemd restarts it, and Dynamo
-  routes to it at once): ``look`` removes that registration too, until start, verify or reroute wants the worker again.
+  routes to it at once): ``look`` removes that registration too, until verify or reroute wants the worker again.
 
 ``verify``: Dynamo 1.6.1 sends a request to a chosen worker only while that worker is registered (measured: 400 otherwise). So
 a worker that is out is registered, asked for one token, pinned, through the frontend, and stays registered only if the answer
@@ -155,7 +155,6 @@ class DynamoAdapter:
 
     async def start(self, worker: Worker, *, key: str) -> bool:
         """Ask its node to start it. A started worker registers by itself once it has loaded; see ``verify``."""
-        await self._keep.drop(_record(worker))
         return await start(self._hands, worker, key=key)
 
     async def scale_to(self, pool: str, role: Role, count: int) -> bool:

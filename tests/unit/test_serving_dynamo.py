@@ -275,19 +275,22 @@ async def test_a_worker_that_is_out_stays_out_when_somebody_restarts_it(stage: S
     assert stage.path(new).exists()
 
 
-@pytest.mark.parametrize("back_by", ["start", "verify", "reroute"])
-async def test_a_worker_that_is_wanted_again_is_left_alone(stage: Stage, back_by: str) -> None:
-    """After start, verify or reroute the process that registers is the one to be routed to, whatever was out before."""
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("back_by", ["verify", "reroute"])
+async def test_a_worker_that_is_wanted_again_is_left_alone(stage: Stage, back_by: str, looks: bool) -> None:
+    """Verify and reroute take the process that is there now, seen before by a look or not; no look removes that one."""
     adapter = stage.adapter()
     assert await adapter.deroute(stage.worker)
-    if back_by == "start":
-        assert await adapter.stop(stage.worker, hard=False, key="k")
-        assert await adapter.start(stage.worker, key="k2")
+    assert await adapter.stop(stage.worker, hard=False, key="k")
+    assert await adapter.start(stage.worker, key="k2")
     stage.server.hexid = new = "bb00000000000001"
     stage.register(new)
+    if looks:
+        await adapter.look(stage.worker)
+        assert not stage.path(new).exists()
     if back_by == "verify":
         assert (await adapter.verify(stage.worker, 5))[0]
-    if back_by == "reroute":
+    else:
         assert await adapter.reroute(stage.worker)
     for looker in (adapter, stage.adapter()):
         await looker.look(stage.worker)
