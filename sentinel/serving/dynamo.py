@@ -9,11 +9,11 @@ This module exists because Dynamo has no call to drain one worker (ai-dynamo/dyn
 * The worker's instance id is learned (from its own metrics, from look, from agents), since it changes at every start. What
   was learned last is used at once, and the worker is asked after: a hung worker leaves rotation as fast as a healthy one.
 * A worker that was taken out or stopped stays out under whatever id it comes back (a person or systemd restarts it, and Dynamo
-  routes to it at once): ``look`` removes that registration too, until verify or reroute wants the worker again.
+  routes to it at once): ``look`` removes that registration too. Only ``reroute`` brings a worker back.
 
 ``verify``: Dynamo 1.6.1 sends a request to a chosen worker only while that worker is registered (measured: 400 otherwise). So
-a worker that is out is registered, asked for one token, pinned, through the frontend, and stays registered only if the answer
-was right and its own. While it is asked it may get other requests too; nothing in 1.6.1 prevents that.
+a worker that is out is registered, asked for one token, pinned, through the frontend, and taken out again, whatever it answered.
+While it is asked it may get other requests too, which then finish; nothing in 1.6.1 prevents that.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DynamoAdapter:
             if not metrics.instance:
                 log.warning("a worker is not put back: it does not answer", worker=worker.name, why=answer.why or answer.status)
                 return False
-            return await self._restore(worker, metrics.instance) is not None
+            return await self._restore(worker, metrics.instance, stays=True)
 
     async def look(self, worker: Worker) -> WorkerSeen | None:
         health, (metrics, answer) = await asyncio.gather(
@@ -137,7 +137,8 @@ class DynamoAdapter:
             return False, "no [dynamo] frontend is configured, so no token can be asked of one worker"
         async with self._lock(worker):
             ok, sentence, instance = await self._ask_pinned(worker, asyncio.get_running_loop().time() + deadline_s)
-            if not ok and instance:
+            kept = await self._kept(worker)
+            if instance and (not ok or (kept and kept.out)):
                 await self._remove(worker, instance)
             return ok, f"{worker.name}: {sentence}"
 
@@ -169,7 +170,7 @@ class DynamoAdapter:
         while True:
             metrics, answer = await self._metrics(worker)
             instance = metrics.instance
-            if instance and (how := await self._restore(worker, instance)) is not None:
+            if instance and await self._restore(worker, instance, stays=False):
                 break
             if self._stops[worker.name] != stops:
                 return False, "it was stopped meanwhile", ""
@@ -187,7 +188,7 @@ class DynamoAdapter:
                 role=worker.role.value,
             )
             if token.ok:
-                return True, f"{token.why} in {token.seconds * 1000:.0f} ms; {how}", instance
+                return True, f"{token.why} in {token.seconds * 1000:.0f} ms", instance
             if _settled(token):
                 return False, token.why, instance
             if self._stops[worker.name] != stops:
@@ -196,22 +197,23 @@ class DynamoAdapter:
                 return False, f"no right answer in time ({token.why})", instance
             await asyncio.sleep(RETRY_S)
 
-    async def _restore(self, worker: Worker, instance: str) -> str | None:
-        """Have the entries of this very process in discovery. None: they are not, and there is nothing to write back."""
-        there = {e.key for e in await self._registered() if e.instance == instance}
+    async def _restore(self, worker: Worker, instance: str, *, stays: bool) -> bool:
+        """Have the entries of this very process in discovery. False: they are not, and there is nothing to write back.
+
+        Unless it ``stays``, the worker counts as out all the while, so that a crash in between forgets nothing.
+        """
+        there = {e.key: e for e in await self._registered() if e.instance == instance}
         kept = await self._kept(worker)
-        if kept is None or kept.instance != instance or not kept.entries:
-            if there and kept and kept.out:
-                await self._put(worker, Removed(instance=instance))  # this process is wanted now, whatever became of the last
-            return "it was registered" if there else None  # another process registers by itself once it is ready
-        missing = [e for e in kept.entries if e.key not in there]
-        for entry in missing:
-            if not await self._discovery.restore(entry):
+        mine = kept.entries if kept and kept.instance == instance else ()  # another process registers by itself once it is ready
+        for entry in mine:
+            if entry.key not in there and not await self._discovery.restore(entry):
                 log.warning("a worker is not put back: its lease has ended", worker=worker.name, instance=instance)
-                return None
-        # From here on the worker's own registration counts: were it to leave by itself, nobody may put it back.
-        await self._put(worker, Removed(instance=instance))
-        return "its entry was written back" if missing else "it was registered"
+                return False
+        entries = {e.key: e for e in mine} | there
+        if kept and kept.out and entries:
+            # Once it stays its own registration counts: were it to leave by itself, nobody may put it back.
+            await self._put(worker, Removed(instance=instance, entries=() if stays else tuple(entries.values())))
+        return bool(entries)
 
     async def _remove(self, worker: Worker, instance: str) -> None:
         entries = [e for e in await self._registered() if e.instance == instance]

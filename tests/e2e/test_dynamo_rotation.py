@@ -67,7 +67,7 @@ async def _out(dynamo: DynamoRig, mocker: Mocker) -> bool:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_ten_drains_fail_no_request(dynamo: DynamoRig) -> None:
-    """Ten drains under 20 streams, worker after worker: out, idle, asked to end, started anew, verified; no request fails."""
+    """Ten drains under 20 streams, worker after worker: out, idle, ended, started anew, verified, back; no request fails."""
     a = adapter(dynamo)
     ended = asyncio.Event()
 
@@ -90,6 +90,7 @@ async def test_ten_drains_fail_no_request(dynamo: DynamoRig) -> None:
         assert await a.start(victim.worker, key=f"start {n}")
         ok, why = await a.verify(victim.worker, 20)
         assert ok, why
+        assert await a.reroute(victim.worker)
     ended.set()
     sent, failed, errors = await load
     assert sent > 100

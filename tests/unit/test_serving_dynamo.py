@@ -186,13 +186,16 @@ async def test_in_flight_and_look_come_from_the_system_server(stage: Stage) -> N
     assert await adapter.in_flight(stage.worker) is None
 
 
-async def test_verify_registers_asks_and_leaves_it_in_only_when_right(stage: Stage) -> None:
-    """Dynamo reaches a chosen worker only while it is registered; a wrong answer takes it out again."""
-    adapter = stage.adapter()
+async def test_verify_registers_asks_and_takes_out_again(stage: Stage) -> None:
+    """Dynamo reaches a chosen worker only while it is registered; a right answer brings nothing back, a wrong one takes out."""
+    adapter, body = stage.adapter(), stage.path(HEX).read_bytes()
+    assert (await adapter.verify(stage.worker, 5))[0]
+    assert stage.path(HEX).exists()  # it was in rotation, and rightly so
     await adapter.deroute(stage.worker)
     ok, why = await adapter.verify(stage.worker, 5)
-    assert (ok, stage.path(HEX).exists()) == (True, True)
-    assert "written back" in why
+    assert (ok, stage.path(HEX).exists()) == (True, False), why
+    assert await adapter.reroute(stage.worker)
+    assert stage.path(HEX).read_bytes() == body
     stage.front.answers_as = int(OTHER, 16)
     ok, why = await adapter.verify(stage.worker, 5)
     assert (ok, stage.path(HEX).exists()) == (False, False)
@@ -278,7 +281,7 @@ async def test_a_worker_that_is_out_stays_out_when_somebody_restarts_it(stage: S
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("back_by", ["verify", "reroute"])
 async def test_a_worker_that_is_wanted_again_is_left_alone(stage: Stage, back_by: str, looks: bool) -> None:
-    """Verify and reroute take the process that is there now, seen before by a look or not; no look removes that one."""
+    """Verify and reroute take the process that is there now, seen by a look before or not; only reroute leaves it in rotation."""
     adapter = stage.adapter()
     assert await adapter.deroute(stage.worker)
     assert await adapter.stop(stage.worker, hard=False, key="k")
@@ -290,8 +293,9 @@ async def test_a_worker_that_is_wanted_again_is_left_alone(stage: Stage, back_by
         assert not stage.path(new).exists()
     if back_by == "verify":
         assert (await adapter.verify(stage.worker, 5))[0]
-    else:
-        assert await adapter.reroute(stage.worker)
+        assert not stage.path(new).exists()
+        adapter = stage.adapter()  # another controller may be the one that ends it
+    assert await adapter.reroute(stage.worker)
     for looker in (adapter, stage.adapter()):
         await looker.look(stage.worker)
         assert stage.path(new).exists()
