@@ -414,6 +414,7 @@ class Drain(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     deadline_s: float = 120.0  # for in-flight requests
     repair: Action = Action.NONE
     target: str = ""  # written component the repair acts on
+    repaired: tuple[str, ...] = ()  # what has been repaired since it left service: written components, or a whole node
     attempt: int = 0  # rounds begun: part of every effect's key
     returns: bool = True  # False: stays out until a person says undrain
     stopped: bool = False  # its process was stopped, so the way back begins with a start

@@ -124,7 +124,8 @@ class Capacity:
             if any(self._starting(w) for w in standbys):
                 continue
             idle = [w for w in standbys if w.name not in self.p.standby_up and self.p.open_drain(w.name) is None]
-            free = next((w for w in idle if not self.p.held(w, "out") and not self._failed_lately(w)), None)
+            may = (w for w in idle if not self.p.held(w, "out") and not self._failed_lately(w))
+            free = next((w for w in may if not self.drains.incidents.about(w.name)), None)
             if free:
                 self.drains.request(self._drain(free, "start", Response.NONE, DrainState.STARTING, why))
 

@@ -75,6 +75,8 @@ class Conditions:
         if condition is None:
             condition = self._all[key] = Condition(finding)
         condition.finding = finding
+        if condition.present and condition.rule is None:  # restored: an earlier leader has raised it
+            condition.rule, condition.raised = rule, True
         if rule != condition.rule:
             condition.rule, condition.raised, condition.bad = rule, False, 0
         condition.bad += 1
@@ -123,6 +125,7 @@ class Conditions:
             return condition is None or not condition.present or condition.measured_at <= at
         return condition is not None and not condition.present and condition.measured_at >= at
 
-    def forget_node(self, node: str) -> None:
-        for key in [k for k in self._all if k[0].node == node]:
-            del self._all[key]
+    def stands(self, finding: Finding) -> bool:
+        """Whether a finding of an open incident is still so: an event is until its incident ends, a state while measured bad."""
+        condition = self._all.get((finding.component, finding.check))
+        return finding.kind is Kind.EVENT or (condition is not None and condition.present)

@@ -16,37 +16,53 @@ import msgspec
 from sentinel.decide import budget, explain
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
-from sentinel.decide.drain import Drains
+from sentinel.decide.drain import NODE_WIDE, Drains, repair_target
 from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, Reported, Restored, Tick, Watched
-from sentinel.decide.incidents import Incidents
+from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.silence import Silence
 from sentinel.decide.systemic import Systemic, systemic_check
+from sentinel.decide.waiting import Waiting, with_victim
 from sentinel.model import Action, Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
+
+KEEP_CLOSED = 2000  # closed incidents that stay readable: a check that flaps all day must not fill the store
 
 
 class Decider:
     def __init__(self, policy: Policy) -> None:
         self.p = Picture(policy)
-        self.drains = Drains(self.p)
         self.incidents = Incidents(self.p)
+        self.drains = Drains(self.p, self.incidents)
+        self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
         self.silence = Silence(self.p)
         self.capacity = Capacity(self.p, self.drains)
         self.people = People(self.p, self.drains, self.incidents)
         self._restored = False
-        self._blocked: dict[tuple[str, str], tuple[Rule, Finding]] = {}  # (incident, worker) → what a budget holds back
+        self._gone: dict[str, float] = {}  # open drain → since when its worker is not configured
+        self._owed: list[AnyInstruction] = []  # decided by an event that then failed: told with the next one
 
     def handle(self, event: AnyEvent) -> list[AnyInstruction]:
         """Fold one event in; returns what to write down and what to do, in that order."""
         self.p.begin(event.id, event.at)
+        try:
+            self._fold(event)
+        except Exception:
+            self._owed += self.p.take()  # the picture has changed: what is not written down would be lost, or waited for in vain
+            raise
+        owed, self._owed = self._owed, []
+        return owed + self.p.take()
+
+    def _fold(self, event: AnyEvent) -> None:
         match event:
             case FleetLoaded():
                 self.p.load_fleet(event.fleet)
+                self.waiting.take_up()
             case Restored():
                 self.p.restore(event)
+                self.waiting.take_up()
                 self._restored = True
             case Reported():
                 self._reported(event.report)
@@ -60,7 +76,6 @@ class Decider:
                 self._tick()
         if self._restored and (self.p.stale or isinstance(event, Tick)):
             self.capacity.refresh()
-        return self.p.take()
 
     def status(self) -> dict[str, Any]:
         return explain.status(self.p)
@@ -70,7 +85,7 @@ class Decider:
 
     def held_back(self) -> frozenset[str]:
         """Workers that doubt would take out of service and a budget keeps in."""
-        return frozenset(worker for _, worker in self._blocked)
+        return self.waiting.workers("budget")
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -85,11 +100,13 @@ class Decider:
         view.boot_id = report.boot_id or view.boot_id
         view.clock_off_s = report.at - self.p.now
         view.probes = report.probes or view.probes
-        for seen in report.workers:
-            if seen.worker in self.p.workers and seen.gpus:
-                self.p.learn_gpus(seen.worker, node, seen.gpus)
+        learned = [self.p.learn_gpus(w.worker, node, w.gpus) for w in report.workers if w.gpus and self.p.may_run(w.worker, node)]
+        if any(learned):
+            self.waiting.take_up(node)
         for finding in report.findings:
-            if finding.component.node == node:  # a node speaks for itself only
+            worker = finding.component.worker
+            # A node speaks for itself only, and of a worker only when it runs there.
+            if finding.component.node == node and (worker not in self.p.workers or self.p.may_run(worker, node)):
                 self._found(finding)
 
     def _rebooted(self, node: str) -> None:
@@ -124,7 +141,8 @@ class Decider:
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)
-        self._retry_blocked()
+        for kept in self.waiting.again():
+            self._take_out(*kept)
         self.capacity.stand_down()
         self._tend_incidents()
         self._forget_old()
@@ -149,6 +167,8 @@ class Decider:
             self.incidents.fold(incident, finding)
             if finding.kind is Kind.STATE:
                 return
+        if change is Change.AGAIN and finding.kind is Kind.STATE and self.incidents.settled(rule, finding):
+            return
         systemic = self.systemic.turned(rule, finding)
         if systemic is not None and rule.budgeted:
             return
@@ -158,7 +178,7 @@ class Decider:
             incident = self.incidents.fold(incident, finding)
         self._respond(incident, rule, finding)
         if rule.page and not rule.page_after and systemic is None:
-            self.incidents.page(p.incidents[incident.id], rule.page)
+            self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault)
 
     def _not_expected_up(self, finding: Finding) -> bool:
         """A worker that stands by, or that was taken out and stopped, is not missed when it does not answer."""
@@ -182,28 +202,30 @@ class Decider:
         p = self.p
         repair, automatic, why_not = self._repair(rule, finding, worker)
         reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
+        target = repair_target(finding, worker)
+        incident = p.put_incident(with_victim(p.incidents[incident.id], worker.name))
         drain = p.open_drain(worker.name)
+        if drain is None and p.state_of(worker) is WorkerState.STANDBY:
+            return
+        hold = p.held(worker, "in")
+        if hold and (drain is None or drain.by == "sentinel"):
+            self.waiting.hold(incident, rule, finding, worker, hold)
+            return
         if drain is not None and drain.kind == "drain":
             ours = finding.component.worker is not None and drain.state not in (DrainState.REQUESTED, DrainState.DEROUTED)
             if not ours and drain.by == "sentinel":
-                self.drains.escalate(drain, rule.response, repair, reason, returns=automatic)
-            return
-        if p.state_of(worker) is WorkerState.STANDBY:
-            return
-        hold = p.held(worker, "in")
-        if hold:
-            incident = self.incidents.note(incident, "held in", f"{hold.by} keeps {worker.name} in: {hold.reason}")
-            self.incidents.page(incident, rule.page or "warning", f"{worker.name} is held in service by {hold.by}")
+                self.drains.escalate(drain, rule.response, repair, target, reason, returns=automatic)
+            self.waiting.drop(incident, worker)
             return
         doubtful = rule.budgeted or finding.certainty < 1.0
         if doubtful:
             blocked = budget.blocks(p, worker)
             if blocked:
-                self._hold_back(incident, rule, finding, worker, blocked)
+                self.waiting.budget(incident, rule, finding, worker, blocked)
                 return
-        self._blocked.pop((incident.id, worker.name), None)
+        self.waiting.drop(incident, worker)
         if drain is not None:  # a standby on its way up or down
-            p.put_drain(msgspec.structs.replace(drain, state=DrainState.CANCELLED, since=p.now))
+            self.drains.drop(drain, reason)
         self.drains.request(
             Drain(
                 id=p.new_id("drain"),
@@ -215,7 +237,7 @@ class Decider:
                 doubtful=doubtful,
                 deadline_s=float(rule.deadline),
                 repair=repair,
-                target=str(finding.component) if finding.component.gpu or not finding.component.worker else worker.nodes[0],
+                target=target,
                 returns=automatic,
             )
         )
@@ -230,29 +252,16 @@ class Decider:
             return Action.NONE, False, f"{finding.action.value} is for a person" if named else "nothing here repairs it by itself"
         if not self.p.policy.automatic(action):
             return Action.NONE, False, f"{action.value} is left to a person"
-        ended = [d for d in self.p.drains.values() if d.worker == worker.name and d.repair is action and d.state in ENDED]
-        earlier = [d for d in ended if self.p.now - d.requested_at < timing.repair_memory]
+        there = {w.name for w in self.p.touching(finding.component)}
+        others = [n for n in self.p.in_service_beside(str(finding.component)) if n not in there] if action in NODE_WIDE else []
+        if others:
+            return Action.NONE, False, f"{action.value} would take {', '.join(others)} with it: left to a person"
+        mine = (d for d in self.p.drains.values() if d.worker == worker.name and d.repair is action and d.state in ENDED)
+        earlier = [d for d in mine if d.verified and self.p.now - d.requested_at < timing.repair_memory]
         if len(earlier) >= timing.repair_tries:
             days = timing.repair_memory / 86_400
             return Action.NONE, False, f"{action.value} done {len(earlier)} times in {days:g} days did not last: for a person"
         return action, True, ""
-
-    def _hold_back(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, blocked: str) -> None:
-        known = (incident.id, worker.name) in self._blocked
-        self._blocked[(incident.id, worker.name)] = (rule, finding)
-        if known:
-            return
-        incident = self.incidents.note(incident, "held back", f"{worker.name}: {blocked}", rule="budget")
-        urgency = rule.page if rule.page in (Urgency.ERROR, Urgency.CRITICAL) else Urgency.ERROR.value
-        self.incidents.page(incident, urgency, f"budget-blocked: {blocked}")
-
-    def _retry_blocked(self) -> None:
-        for (incident_id, name), (rule, finding) in list(self._blocked.items()):
-            incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
-            if incident is None or incident.closed_at is not None or worker is None:
-                self._blocked.pop((incident_id, name))
-            else:
-                self._take_out(incident, rule, finding, worker)
 
     def _ask_person(self, drain: Drain, sentence: str) -> None:
         """sentinel is at its end with this drain: it stays where it is and a person is asked."""
@@ -274,6 +283,7 @@ class Decider:
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _tend_incidents(self) -> None:
+        drains_by_place, kept, covered = by_place(self.p.drains.values()), self.waiting.incidents_kept(), self.systemic.covers()
         for incident in self.p.open_incidents():
             check = systemic_check(incident)
             if check:
@@ -282,18 +292,33 @@ class Decider:
                     self.systemic.forget(check)
                 continue
             rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
-            stays = rule is None or (rule.response is not Response.NONE and not self.incidents.drains_of(incident))
-            why = self.incidents.over(incident, float("inf") if stays or rule is None else float(rule.close_after))
+            drains, held = self.incidents.answering(incident, drains_by_place), incident.id in kept
+            stays = rule is None or held or (bool(self.incidents.demands(incident)) and not drains)
+            why = self.incidents.over(incident, float("inf") if stays else float(rule.close_after), drains, kept=held)  # type: ignore[union-attr]
             if why:
                 self.incidents.close(incident, why)
-            elif rule and rule.page and not incident.paged and self.p.now - incident.opened_at >= rule.page_after:
+            elif rule and rule.page and not incident.paged and self._due(incident, rule) and not covered(incident):
                 self.incidents.page(incident, rule.page)
+
+    def _due(self, incident: Incident, rule: Rule) -> bool:
+        return self.p.now - incident.opened_at >= rule.page_after
 
     def _forget_old(self) -> None:
         timing = self.p.policy.timing
         for hold in [h for h in self.p.holds.values() if h.until is not None and h.until <= self.p.now]:
             self.p.drop_hold(hold.target)
-        for incident in [i for i in self.p.incidents.values() if i.closed_at and self.p.now - i.closed_at > timing.keep_closed]:
-            self.p.drop_incident(incident.id)
+        closed = sorted((i for i in self.p.incidents.values() if i.closed_at is not None), key=lambda i: i.closed_at or 0.0)
+        for number, incident in enumerate(closed):
+            if len(closed) - number > KEEP_CLOSED or self.p.now - (incident.closed_at or 0.0) > timing.keep_closed:
+                self.p.drop_incident(incident.id)
+        for drain in self.p.open_drains():
+            since = self._gone.get(drain.id, self.p.now) if drain.worker not in self.p.workers else None
+            if since is not None and self.p.now - since > timing.keep_closed:  # not a slip with an older file: it is gone
+                self.drains.drop(drain, f"{drain.worker} has not been in the configuration for {timing.keep_closed / 3600:g} h")
+                since = None
+            if since is None:
+                self._gone.pop(drain.id, None)
+            else:
+                self._gone[drain.id] = since
         for drain in [d for d in self.p.drains.values() if d.state in ENDED and self.p.now - d.since > timing.repair_memory]:
             self.p.drop_drain(drain.id)

@@ -5,6 +5,8 @@ This module exists so that every way a drain can go stands in one table. What al
 * A drain moves only along ``MOVES``; an outcome that the table does not know for its state is ignored (a late answer).
 * Traffic leaves before anything is stopped, and returns only after a start, an active test and clean counters.
 * A drain in a working state always has an effect outstanding, or gets it again on a tick: none is ever stuck in silence.
+* A worker does not return while anything that would take it out again still stands, unless a person holds it in.
+* A drain of a worker that the configuration does not name now stands still; it goes on when the worker is there again.
 * After ``unknown_tries`` tries without an answer, and when a repair fails for good, a person is asked and it stays out.
 
 ::
@@ -20,8 +22,9 @@ from __future__ import annotations
 import msgspec
 
 from sentinel.decide.events import AnyEffect, AwaitIdle, Deroute, Done, Repair, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.incidents import Incidents
 from sentinel.decide.picture import ENDED, Picture, with_step
-from sentinel.model import Action, Component, Drain, DrainState, Response, Step
+from sentinel.model import Action, Component, Drain, DrainState, Finding, Kind, Response, Step, Worker
 
 S = DrainState
 
@@ -41,6 +44,7 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
     (S.VERIFYING, "evicted"): S.STOPPING,
     (S.RETURNING, "evicted"): S.STOPPING,
     (S.REPAIRING, "repaired"): S.STARTING,
+    (S.REPAIRING, "next"): S.OUT,  # another part of it needs a repair of its own
     (S.REPAIRING, "failed"): S.OUT,
     (S.STARTING, "started"): S.VERIFYING,
     (S.STARTING, "failed"): S.OUT,
@@ -48,6 +52,7 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
     (S.VERIFYING, "failed"): S.OUT,
     (S.RETURNING, "rerouted"): S.DONE,
     (S.RETURNING, "failed"): S.OUT,
+    (S.RETURNING, "again"): S.REQUESTED,  # it has traffic already: out the way it went before
     (S.REQUESTED, "cancel"): S.RETURNING,
     (S.DEROUTED, "cancel"): S.RETURNING,
 }
@@ -64,6 +69,9 @@ VERBS = {  # the effects that a state waits for
     S.RETURNING: ("reroute",),
 }
 
+# Repairs that end every process on the node, whoever it belongs to.
+NODE_WIDE = (Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE)
+
 TOLD = {
     S.DEROUTED: "out of rotation",
     S.STOPPING: "stopping",
@@ -76,11 +84,20 @@ TOLD = {
 }
 
 
+def repair_target(finding: Finding, worker: Worker | None) -> str:
+    """What a repair of this finding acts on: the GPU and not its link; for a worker's fault the node that starts it."""
+    c = finding.component
+    if c.gpu is not None:
+        return str(Component(node=c.node, device=c.device))
+    return worker.nodes[0] if c.worker is not None and worker and worker.nodes else c.node if c.worker is not None else str(c)
+
+
 class Drains:
     """Moves drains along the table and emits what each state asks for."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, incidents: Incidents) -> None:
         self.p = picture
+        self.incidents = incidents
         self._tries: dict[tuple[str, str], int] = {}  # (drain, verb) → tries without an answer
         self._retry_at: dict[str, float] = {}  # drain → not before
 
@@ -137,7 +154,7 @@ class Drains:
                 hard = d.response is Response.EVICT
                 return [StopWorker(id=name("stop"), cause=cause, lane=lane, why=why, worker=w, hard=hard)]
             case S.REPAIRING:
-                node = Component.parse(d.target).node if d.target else self.p.workers[w].nodes[0]
+                node = Component.parse(d.target).node
                 lane = f"node:{node}"  # two repairs never meet on a node
                 return [Repair(id=name("repair"), cause=cause, lane=lane, why=why, node=node, action=d.repair, target=d.target)]
             case S.STARTING:
@@ -159,6 +176,8 @@ class Drains:
         drain = self.p.drains.get(drain_id)
         if drain is None or drain.state in ENDED:
             return None
+        if drain.worker not in self.p.workers and event.ok is not True:
+            return None  # nothing can be done about a worker that is not configured: asked again when it is
         if event.ok is None or (event.ok is False and verb in ("deroute", "stop", "reroute", "verify")):
             return self._try_again(drain, verb, event)
         return self._settled(drain, verb, event)
@@ -178,7 +197,7 @@ class Drains:
                 self.move(drain, "stopped", event.detail or "its process has ended", stopped=True)
             case "repair", S.REPAIRING:
                 if event.ok:
-                    self.move(drain, "repaired", event.detail or f"{drain.repair.value} done")
+                    self._repaired(drain, event.detail or f"{drain.repair.value} of {drain.target} done")
                 else:
                     drain = self.move(drain, "failed", f"{drain.repair.value} failed: {event.detail}", returns=False)
                     return drain, f"{drain.repair.value} of {drain.target or drain.worker} failed: {event.detail}"
@@ -207,7 +226,7 @@ class Drains:
             self.move(drain, "park", why)
 
     def _back(self, drain: Drain) -> None:
-        if drain.kind == "start":
+        if drain.kind == "start" and drain.worker in self.p.workers:
             self.p.standby_up.add(drain.worker)
         self.move(drain, "rerouted", "takes traffic again" if drain.kind == "drain" else "takes traffic")
 
@@ -242,7 +261,7 @@ class Drains:
         """Ask again for what has no answer, begin repairs, let verified workers return. Returns what a person must decide."""
         asks: list[tuple[Drain, str]] = []
         for drain in self.p.open_drains():
-            if self._waiting(drain) or self.p.now < self._retry_at.get(drain.id, 0.0):
+            if self._waiting(drain) or self.p.now < self._retry_at.get(drain.id, 0.0) or drain.worker not in self.p.workers:
                 continue
             if drain.state in WORKING or (drain.state is S.VERIFYING and not drain.verified):
                 self._enter(drain)
@@ -251,25 +270,62 @@ class Drains:
                 if ask:
                     asks.append(ask)
             elif drain.state is S.OUT and drain.returns:
-                self._begin_return(drain)
+                ask = self._begin_return(drain)
+                if ask:
+                    asks.append(ask)
         return asks
 
     def _waiting(self, drain: Drain) -> bool:
         """Whether an effect that its state asked for has not ended yet."""
         return any(f"{drain.id}/{verb}/{drain.attempt}" in self.p.outstanding for verb in VERBS.get(drain.state, ()))
 
-    def _begin_return(self, drain: Drain) -> None:
+    def _begin_return(self, drain: Drain) -> tuple[Drain, str] | None:
         """Repair when every group on the target is out and no other repair is under way on the node."""
         if drain.repair in (Action.NONE, Action.RESTART_WORKER):
             self.come_back(drain, "nothing is left to repair" if drain.repair is Action.NONE else "restart the worker")
-            return
+            return None
+        siblings = [d for d in self.p.drains.values() if d.incident == drain.incident and d.id != drain.id]
+        if any(drain.target in d.repaired and d.since >= drain.requested_at for d in siblings):
+            self._repaired(drain, f"{drain.repair.value} of {drain.target} was done for another group on it")
+            return None
+        if any(d.state in (S.REQUESTED, S.DEROUTED, S.STOPPING) and d.worker in self.p.workers for d in siblings):
+            return None
         node = Component.parse(drain.target).node
-        siblings = [d for d in self.p.open_drains() if d.incident == drain.incident and d.id != drain.id]
-        if any(d.state in (S.REQUESTED, S.DEROUTED, S.STOPPING) for d in siblings):
-            return
         if any(d.state is S.REPAIRING and d.target and Component.parse(d.target).node == node for d in self.p.open_drains()):
-            return
+            return None
+        others = self.p.in_service_beside(drain.target) if drain.repair in NODE_WIDE else []
+        if others:  # started there since this was decided
+            sentence = f"{drain.repair.value} of {node} would take {', '.join(others)} with it"
+            return self.note(msgspec.structs.replace(drain, returns=False), "left to a person", sentence), sentence
         self.move(drain, "repair", f"{drain.repair.value} of {drain.target}", attempt=drain.attempt + 1)
+        return None
+
+    def _repaired(self, drain: Drain, why: str) -> None:
+        """One repair is done: the next one that this worker needs, or the way back."""
+        node = (Component.parse(drain.target).node,) if drain.repair in NODE_WIDE else ()
+        drain = msgspec.structs.replace(drain, repaired=(*drain.repaired, drain.target, *node))
+        more = self._next_repair(drain)
+        if more:
+            drain = msgspec.structs.replace(drain, repair=more[0], target=more[1])
+        if drain.state is S.REPAIRING:
+            self.move(drain, "next" if more else "repaired", why)
+        elif more:
+            self.note(drain, "repaired", why)
+        else:
+            self.come_back(drain, why)
+
+    def _next_repair(self, drain: Drain) -> tuple[Action, str] | None:
+        """What else on this worker's place wants a repair that sentinel may do: two GPUs of one group can fail together."""
+        for incident in self.incidents.about(drain.worker):
+            for f, rule in self.incidents.demands(incident):
+                action = self.p.policy.repair_for(rule, f)
+                if action in (Action.NONE, Action.RESTART_WORKER) or not self.p.policy.automatic(action):
+                    continue
+                target = repair_target(f, self.p.workers.get(drain.worker))
+                done = {target, f.component.node} & set(drain.repaired)
+                if not done and (f.kind is Kind.EVENT or self.p.conditions.stands(f)):
+                    return action, target
+        return None
 
     def retries(self, drain_id: str) -> bool:
         """Whether a step of it has had no answer and waits to be tried again."""
@@ -284,13 +340,17 @@ class Drains:
             return drain
         # A new attempt: an agent answers a key that it knows with what happened then, and does not act again.
         attempt = drain.attempt + 1
-        return self.move(drain, "start" if drain.stopped else "verify", why, verified=False, returns=True, attempt=attempt)
+        start = drain.stopped or drain.kind == "start"  # what could not be started is started anew, not merely asked
+        return self.move(drain, "start" if start else "verify", why, verified=False, returns=True, attempt=attempt)
 
     def _return_when_clean(self, drain: Drain) -> tuple[Drain, str] | None:
-        hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None
-        if hold:
+        worker = self.p.workers.get(drain.worker)
+        if worker is None or self.p.held(worker, "out"):
             return None
-        dirty = self._unclean(drain)
+        if not drain.returns:  # said on its way back: by a person, or by a fault that sentinel does not repair
+            self.move(drain, "failed", "it is to stay out", stopped=False)
+            return None
+        dirty = "" if self.p.held(worker, "in") else self._unclean(drain)
         if not dirty:
             self.move(drain, "passed", "one-token test answered and counters clean")
             return None
@@ -300,29 +360,46 @@ class Drains:
         return drain, f"{drain.worker} answers, but {dirty} is still reported after the repair"
 
     def _unclean(self, drain: Drain) -> str:
-        """The first finding of its incident that has not been proven fine since the repair; "" when all have."""
-        incident = self.p.incidents.get(drain.incident)
-        if incident is None or drain.kind != "drain":
+        """The first finding about it that has not been proven fine since the repair; "" when all have."""
+        if drain.kind != "drain":
             return ""
-        for f in incident.findings:
+        own = self.p.incidents.get(drain.incident)
+        found = list(own.findings) if own and own.closed_at is None else []
+        found += [f for i in self.incidents.about(drain.worker) if i is not own for f, _ in self.incidents.demands(i)]
+        for f in found:
             if not self.p.conditions.clean_since(f.component, f.check, f.kind, drain.since):
                 return f"{f.check} on {f.component}"
         return ""
 
     # -- what people and worse news bring ---------------------------------------------------------------------------
 
-    def escalate(self, drain: Drain, response: Response, repair: Action, why: str, *, returns: bool) -> Drain:
+    def escalate(self, drain: Drain, response: Response, repair: Action, target: str, why: str, *, returns: bool) -> Drain:
         """Worse news about a worker that is already on its way out: the stronger response and repair win."""
-        stronger = repair if repair.rank > drain.repair.rank else drain.repair
+        stronger = repair.rank > drain.repair.rank
         coming_back = drain.state in (S.STARTING, S.VERIFYING, S.RETURNING) and repair is not Action.NONE
         gone = coming_back or (response is Response.EVICT and drain.response is not Response.EVICT)
-        if not gone and stronger is drain.repair and (returns or not drain.returns):
+        if not gone and not stronger and (returns or not drain.returns):
             return drain
-        drain = msgspec.structs.replace(drain, repair=stronger, returns=drain.returns and returns)
-        if gone and not drain.stopped and (drain.state, "evicted") in MOVES:
+        drain = msgspec.structs.replace(drain, returns=drain.returns and returns)
+        if stronger or coming_back:
+            done = tuple(r for r in drain.repaired if r not in (target, Component.parse(target).node))
+            drain = msgspec.structs.replace(drain, repair=repair, target=target, repaired=done)
+        running = not drain.stopped or drain.state is S.STARTING
+        if gone and running and (drain.state, "evicted") in MOVES:
             drain = msgspec.structs.replace(drain, response=Response.EVICT, verified=False)
             return self.move(drain, "evicted", why, attempt=drain.attempt + 1)
+        if drain.state is S.RETURNING:
+            return self.out_again(drain, why)
         return self.note(drain, "escalated", why)
+
+    def out_again(self, drain: Drain, why: str) -> Drain:
+        """From RETURNING, where it has traffic already, gently out of rotation once more."""
+        return self.move(drain, "again", why, response=Response.DRAIN, verified=False, attempt=drain.attempt + 1)
+
+    def drop(self, drain: Drain, why: str) -> Drain:
+        """End it where it stands; what it still has on its way is not waited for."""
+        drain = msgspec.structs.replace(drain, state=S.CANCELLED, since=self.p.now)
+        return self.note(drain, "cancelled", why)
 
     def give_up(self, drain: Drain, why: str) -> Drain:
         """A person wants it back: at once while nothing is stopped, else by the way that leads back from where it is."""

@@ -11,6 +11,8 @@ What always holds:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import msgspec
 
 from sentinel.decide.events import SendPage
@@ -34,6 +36,7 @@ def culprit_of(finding: Finding) -> str:
 class Incidents:
     def __init__(self, picture: Picture) -> None:
         self.p = picture
+        self._settled: dict[str, float] = {}  # key → when a person resolved it
 
     # -- opening and folding ----------------------------------------------------------------------------------------
 
@@ -90,12 +93,16 @@ class Incidents:
 
     # -- paging -----------------------------------------------------------------------------------------------------
 
-    def page(self, incident: Incident, urgency: str, ask: str = "") -> Incident:
-        """Trigger the page once. ``ask`` says what a person must do when sentinel itself is at its end."""
+    def page(self, incident: Incident, urgency: str, ask: str = "", found: Finding | None = None, fault: str = "") -> Incident:
+        """Trigger the page once. ``ask`` says what a person must do when sentinel itself is at its end.
+
+        ``found`` and ``fault``: what makes it worth a page, where that joined an incident that was not.
+        """
         if incident.paged or not urgency:
             return incident
-        summary = f"{incident.fault}: {incident.summary}" + (f" ({ask})" if ask else "")
-        self._send(incident, "trigger", Urgency(urgency), summary, ask)
+        fault = fault or incident.fault
+        summary = f"{fault}: {found.summary if found and found.summary else incident.summary}" + (f" ({ask})" if ask else "")
+        self._send(incident, "trigger", Urgency(urgency), summary, ask, fault=fault)
         incident = msgspec.structs.replace(incident, paged="triggered")
         return self.note(incident, "paged", ask or f"{urgency}: a person should know")
 
@@ -105,7 +112,7 @@ class Incidents:
         self._send(incident, "acknowledge", Urgency.INFO, f"{incident.fault}: acknowledged by {by}", "")
         return self.note(msgspec.structs.replace(incident, paged="acknowledged"), "acknowledged", f"by {by}")
 
-    def _send(self, incident: Incident, event: str, urgency: Urgency, summary: str, ask: str) -> None:
+    def _send(self, incident: Incident, event: str, urgency: Urgency, summary: str, ask: str, *, fault: str = "") -> None:
         actions = dict.fromkeys(f.action.value for f in incident.findings if f.action.rank > Action.WAIT.rank)
         page = Page(
             id=f"{incident.id}/{event}",
@@ -116,7 +123,7 @@ class Incidents:
             summary=summary,
             source=incident.culprit.partition("/")[0],
             component=incident.culprit,
-            fault=incident.fault,
+            fault=fault or incident.fault,
             details={
                 "incident": incident.id,
                 "victims": list(incident.victims),
@@ -132,6 +139,38 @@ class Incidents:
     def drains_of(self, incident: Incident) -> list[Drain]:
         return [d for d in self.p.drains.values() if d.incident == incident.id]
 
+    def demands(self, incident: Incident) -> list[tuple[Finding, Rule]]:
+        """Its findings that would take a worker out of service, each with the rule that says so."""
+        ruled = ((f, self.p.rules.rule_for(f)) for f in incident.findings)
+        return [(f, r) for f, r in ruled if r is not None and r.response is not Response.NONE]
+
+    def about(self, worker: str) -> list[Incident]:
+        """Open incidents about something that would take this worker out of service."""
+        return [i for i in self.p.open_incidents() if worker in i.victims and self.demands(i)]
+
+    def answering(self, incident: Incident, among: Mapping[str, Sequence[Drain]] | None = None) -> list[Drain]:
+        """The drains that answer for it: its own, and those that already had its victims out for another reason.
+
+        ``among``: all drains by incident and by worker (``by_place``), where many incidents are asked about.
+        """
+        among = by_place(self.p.drains.values()) if among is None else among
+        own = list(among.get(incident.id, ()))
+        if not self.demands(incident):
+            return own
+        others = (d for name in incident.victims for d in among.get(f"worker:{name}", ()))
+        return own + [
+            d for d in others
+            if d.incident != incident.id and d.kind == "drain" and (d.state not in ENDED or d.since >= incident.opened_at)
+        ]  # fmt: skip
+
+    def settle(self, incident: Incident) -> None:
+        """A person says that it is over: the same state, still reported, is no news for a while."""
+        self._settled[incident.key] = self.p.now
+
+    def settled(self, rule: Rule, finding: Finding) -> bool:
+        at = self._settled.get(f"{rule.fault}/{culprit_of(finding)}")
+        return at is not None and self.p.now - at < rule.close_after
+
     def close(self, incident: Incident, why: str, merged_into: str = "") -> Incident:
         if incident.closed_at is not None:
             return incident
@@ -144,12 +183,11 @@ class Incidents:
                 self.p.conditions.end(finding.component, finding.check)
         return self.note(incident, "merged" if merged_into else "closed", why)
 
-    def over(self, incident: Incident, close_after: float) -> str:
-        """Why this incident has ended; "" while it has not."""
-        drains = self.drains_of(incident)
+    def over(self, incident: Incident, close_after: float, drains: Sequence[Drain], *, kept: bool = False) -> str:
+        """Why this incident has ended; "" while it has not. ``kept``: something would still be taken out because of it."""
         if any(d.state not in ENDED for d in drains):
             return ""
-        returned = [d for d in drains if d.state in ENDED]
+        returned = not kept and any(d.verified for d in drains)
         for f in incident.findings:
             if f.kind is Kind.EVENT:
                 last = self.p.conditions.get(f.component, f.check)
@@ -159,6 +197,15 @@ class Incidents:
             elif not self.p.conditions.clean_since(f.component, f.check, f.kind, incident.opened_at):
                 return ""
         return "repaired, verified and back" if returned else "no longer reported"
+
+
+def by_place(drains: Iterable[Drain]) -> dict[str, list[Drain]]:
+    """Drains by their incident's id and by ``worker:NAME``."""
+    found: dict[str, list[Drain]] = {}
+    for d in drains:
+        found.setdefault(d.incident, []).append(d)
+        found.setdefault(f"worker:{d.worker}", []).append(d)
+    return found
 
 
 def _place(finding: Finding) -> tuple[Component, str, Kind]:

@@ -13,7 +13,7 @@ from sentinel.decide.drain import Drains
 from sentinel.decide.events import Asked
 from sentinel.decide.incidents import Incidents
 from sentinel.decide.picture import Picture
-from sentinel.model import Component, Drain, DrainState, Hold, Response, Worker
+from sentinel.model import Drain, DrainState, Hold, Response
 
 _DEADLINE_S = 300.0  # for a person's drain without a deadline: longer than almost any answer
 
@@ -23,15 +23,6 @@ class People:
         self.p = picture
         self.drains = drains
         self.incidents = incidents
-
-    def workers_of(self, target: str) -> list[Worker]:
-        """The workers a target means: the worker of that name, or all that touch the node or component."""
-        if target in self.p.workers:
-            return [self.p.workers[target]]
-        try:
-            return self.p.touching(Component.parse(target))
-        except ValueError:
-            return []
 
     def asked(self, ask: Asked) -> None:
         match ask.verb:
@@ -43,26 +34,30 @@ class People:
                 self._hold(ask)
             case "release":
                 self.p.drop_hold(ask.target)
-                for worker in self.workers_of(ask.target):
+                for worker in self.p.meant(ask.target):
                     drain = self.p.open_drain(worker.name)
-                    if drain and drain.state is DrainState.OUT and drain.returns:
+                    if drain:  # a hold that took it out does not bring it back: undrain does
                         self.drains.note(drain, "released", f"{ask.by}: {ask.reason}")
             case "acknowledge" | "resolve":
                 incident = self.p.incidents.get(ask.target)
                 if incident and ask.verb == "acknowledge":
                     self.incidents.acknowledge(incident, ask.by)
                 elif incident:
+                    self.incidents.settle(incident)
                     self.incidents.close(incident, f"{ask.by}: {ask.reason or 'resolved by hand'}")
 
     def _drain(self, ask: Asked, response: Response = Response.DRAIN) -> None:
-        for worker in self.workers_of(ask.target):
+        for worker in self.p.meant(ask.target):
             drain = self.p.open_drain(worker.name)
             if drain is not None and drain.kind == "drain":
                 drain = msgspec.structs.replace(drain, returns=False, by=ask.by)
-                self.drains.note(drain, "kept out", f"{ask.by}: {ask.reason}")
+                if drain.state is DrainState.RETURNING:
+                    self.drains.out_again(drain, f"kept out by {ask.by}: {ask.reason}")
+                else:
+                    self.drains.note(drain, "kept out", f"{ask.by}: {ask.reason}")
                 continue
             if drain is not None:
-                self.p.put_drain(msgspec.structs.replace(drain, state=DrainState.CANCELLED, since=self.p.now))
+                self.drains.drop(drain, f"drained by {ask.by}: {ask.reason}")
             self.drains.request(
                 Drain(
                     id=self.p.new_id("drain"),
@@ -78,19 +73,23 @@ class People:
             )
 
     def _undrain(self, ask: Asked) -> None:
-        for worker in self.workers_of(ask.target):
+        for worker in self.p.meant(ask.target):
             drain = self.p.open_drain(worker.name)
             if drain is None:
                 continue
-            self.drains.give_up(drain, f"undrained by {ask.by}: {ask.reason}")
+            why = f"undrained by {ask.by}: {ask.reason}"
+            if drain.kind == "drain" and worker.standby and worker.name not in self.p.standby_up:
+                self.drains.drop(drain, why)  # it was never in service: it may be started again, and nothing more
+            else:
+                self.drains.give_up(drain, why)
 
     def _hold(self, ask: Asked) -> None:
         self.p.put_hold(
             Hold(target=ask.target, keep=ask.keep, by=ask.by, reason=ask.reason, at=self.p.now, until=ask.until),
         )
-        for worker in self.workers_of(ask.target):
+        for worker in self.p.meant(ask.target):
             drain = self.p.open_drain(worker.name)
-            if ask.keep == "in" and drain and drain.kind == "drain" and drain.by == "sentinel":
+            if ask.keep == "in" and drain and drain.kind != "start" and drain.by == "sentinel":
                 self.drains.give_up(drain, f"held in by {ask.by}: {ask.reason}")
         if ask.keep == "out":
             self._drain(ask)

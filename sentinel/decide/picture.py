@@ -10,6 +10,8 @@ This module exists so that every rule reads one picture and writes through one h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -227,13 +229,22 @@ class Picture:
         """Configured ranks, or what the agents say it holds."""
         return worker.gpus or self.view(worker.name).gpus
 
-    def learn_gpus(self, worker: str, node: str, pcis: tuple[str, ...]) -> None:
+    def may_run(self, worker: str | None, node: str) -> bool:
+        """Whether this worker is configured, and may run on this node as far as that is configured or known."""
+        known = self.workers.get(worker or "")
+        if known is None:
+            return False
+        places = {*known.nodes, *(g.node for g in known.gpus)}
+        return not places or node in places
+
+    def learn_gpus(self, worker: str, node: str, pcis: tuple[str, ...]) -> bool:
+        """Take in what a node says a worker holds; returns whether that is news. What is no address is left out."""
         view = self.view(worker)
         before = view.gpus
-        others = tuple(g for g in view.gpus if g.node != node)
-        view.gpus = others + tuple(gpu_component(node, pci) for pci in pcis)
+        view.gpus = tuple(g for g in before if g.node != node) + tuple(_gpus(node, pcis))
         if view.gpus != before:
             self._on = None
+        return view.gpus != before
 
     def touching(self, component: Component) -> list[Worker]:
         """Every serving group that lives on what this component is: the blast radius, never just the one GPU."""
@@ -243,6 +254,20 @@ class Picture:
         if component.gpu is not None:
             return self._there(str(Component(node=component.node, device=component.device)))
         return self.on_node(component.node)
+
+    def meant(self, target: str) -> list[Worker]:
+        """The workers that a person's word means: the one of that name, or all that touch the node or component."""
+        if target in self.workers:
+            return [self.workers[target]]
+        try:
+            return self.touching(Component.parse(target))
+        except ValueError:
+            return []
+
+    def in_service_beside(self, target: str) -> list[str]:
+        """Workers on the node of this written component that have traffic or may soon."""
+        there = self.on_node(Component.parse(target).node)
+        return [w.name for w in there if self.state_of(w) in (WorkerState.ACTIVE, WorkerState.CORDONED)]
 
     def on_node(self, node: str) -> list[Worker]:
         return self._there(node)
@@ -288,6 +313,12 @@ class Picture:
             if target in names and hold.keep == keep and (hold.until is None or hold.until > self.now):
                 return hold
         return None
+
+
+def _gpus(node: str, pcis: tuple[str, ...]) -> Iterator[Component]:
+    for pci in pcis:
+        with suppress(ValueError):  # a site's own probe may write there what it likes
+            yield gpu_component(node, pci)
 
 
 def effect_key(effect: Effect | str) -> str:

@@ -7,12 +7,15 @@ What always holds:
 * ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
 * When a large share of the fleet is silent it is the controller that is deaf: then no node is called down.
 * A new leader gives every node one full silence before it asks.
+* Only a node that the configuration expects, or on which a worker is known, is missed; one that leaves it is missed no more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sentinel.decide.events import Look
-from sentinel.decide.picture import Picture
+from sentinel.decide.picture import NodeView, Picture
 from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
 
 _LOOKS = 3  # refused in a row; one refused connection is a restart
@@ -32,8 +35,12 @@ class Silence:
     def tick(self) -> list[Finding]:
         """Findings about nodes that have been silent too long; asks for a look at their workers first."""
         found: list[Finding] = []
-        timing, deaf = self.p.policy.timing, self._deaf()
-        for node, view in self.p.nodes.items():
+        expected = self.p.expected_nodes()
+        missed = {n: v for n, v in self.p.nodes.items() if n in expected or self.p.on_node(n)}
+        timing, deaf = self.p.policy.timing, self._deaf(missed.values())
+        for node in self.p.nodes.keys() - missed.keys():
+            found += self.heard(node)
+        for node, view in missed.items():
             silent_for = self.p.now - view.heard_at
             if silent_for < timing.silent_after:
                 continue
@@ -56,12 +63,12 @@ class Silence:
                 found.append(self._down(node, present=True))
         return found
 
-    def _deaf(self) -> bool:
+    def _deaf(self, views: Collection[NodeView]) -> bool:
         """Whether so many nodes have missed a report that the fault must be on this side. Half the silence counts already,
         so that the first node past its limit does not fall before the others are noticed."""
         rules = self.p.policy.systemic
-        quiet = sum(self.p.now - v.heard_at >= self.p.policy.timing.silent_after / 2 for v in self.p.nodes.values())
-        return quiet >= max(rules.min_nodes, rules.share * len(self.p.nodes))
+        quiet = sum(self.p.now - v.heard_at >= self.p.policy.timing.silent_after / 2 for v in views)
+        return quiet >= max(rules.min_nodes, rules.share * len(views))
 
     def _silent(self, node: str, *, present: bool, silent_for: float = 0.0) -> Finding:
         view = self.p.nodes[node]

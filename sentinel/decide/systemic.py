@@ -6,10 +6,12 @@ incidents of those nodes are merged into one whose culprit is the fleet; it ends
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sentinel.decide.incidents import Incidents
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Rule
-from sentinel.model import Finding, Incident, Response, Severity, Step
+from sentinel.model import Finding, Incident, Kind, Response, Severity, Step
 
 
 class Systemic:
@@ -63,7 +65,8 @@ class Systemic:
         for other in self.p.open_incidents():
             if other.id != incident.id and other.findings and all(f.check == finding.check for f in other.findings):
                 drains = self.incidents.drains_of(other)
-                if not drains:
+                # A fact is acted on one by one, and stays on record for whoever cannot be drained (a standby) or is held in.
+                if not drains and (rule.budgeted or not self.incidents.demands(other)):
                     self.incidents.close(other, f"part of {incident.id}: {summary}", merged_into=incident.id)
         ask = "one cause for all of them: stop the rollout or mend the monitor"
         return self.incidents.page(incident, rule.page or "warning", ask)
@@ -71,7 +74,25 @@ class Systemic:
     def over(self, incident: Incident) -> bool:
         """Whether none of its nodes reports the check any more."""
         check = incident.key.removeprefix("systemic/")
-        return not self.p.conditions.present(check)
+        window = self.p.policy.systemic.window
+        alone = {f.component for i in self.p.open_incidents() if not systemic_check(i) for f in i.findings if f.check == check}
+        # An event says once that it is there and never that it is over: without an incident of its own it ages away.
+        return all(
+            c.finding.kind is Kind.EVENT and c.finding.component not in alone and self.p.now - c.measured_at > window
+            for c in self.p.conditions.present(check)
+        )
+
+    def covers(self) -> Callable[[Incident], bool]:
+        """Whether a systemic incident, open or over, has already been paged for one like this: one cause, one page."""
+        spans = [
+            (systemic_check(i), i.opened_at - self.p.policy.systemic.window, i.closed_at or self.p.now)
+            for i in self.p.incidents.values()
+            if systemic_check(i)
+        ]
+        return lambda incident: any(
+            since <= incident.opened_at <= until and any(f.check == check for f in incident.findings)
+            for check, since, until in spans
+        )
 
     def forget(self, check: str) -> None:
         self._turned.pop(check, None)

@@ -134,6 +134,12 @@ class World:
         )
         self.settle()
 
+    def reload(self, fleet: Fleet) -> None:
+        """The configuration changed under the leader."""
+        self.fleet = fleet
+        self.handle(FleetLoaded(id=self._id(), at=self.now, fleet=fleet))
+        self.settle()
+
     def handle(self, event: AnyEvent) -> list[AnyInstruction]:
         """One event, its records and its effects made pending; nothing is carried out yet."""
         out = self.decider.handle(event)

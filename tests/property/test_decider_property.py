@@ -26,6 +26,7 @@ class Fleet(RuleBasedStateMachine):
     def begin(self, floor: float) -> None:
         self.world = World(rack(floor=floor))
         self.floor = floor
+        self.whole = self.world.fleet  # before any reload
         self.moves: dict[str, DrainState] = {}
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), check=st.sampled_from(["worker.frozen", "worker.unreachable"]), present=st.booleans())
     def engine(self, worker: str, check: str, present: bool) -> None:
-        node = self.world.decider.p.workers[worker].nodes[0]
+        node = next(w.nodes[0] for w in self.whole.workers if w.name == worker)
         where = Component(node=node, device=f"worker@{worker}")
         doubt = {"severity": Severity.FATAL, "suspect": Suspect.APP, "action": Action.RESTART_WORKER, "certainty": 0.95}
         self.world.report(self.world.state(check, where, present, **doubt))
@@ -75,6 +76,19 @@ class Fleet(RuleBasedStateMachine):
     def effects_wait(self, hold: bool) -> None:
         self.world.held = lambda effect: hold
         self.world.settle()
+
+    @rule(gone=st.sets(st.sampled_from(WORKERS), max_size=4), pool=st.booleans())
+    def fleet_reloaded(self, gone: set[str], pool: bool) -> None:
+        """The configuration names fewer workers than it did, or all of them again; the overflow pool may go as a whole."""
+        fleet = self.whole
+        if pool:
+            gone = gone | {w.name for w in fleet.workers if w.pool == "overflow"}
+            pools = tuple(msgspec.structs.replace(p, overflow=()) for p in fleet.pools if p.name == "main")
+            fleet = msgspec.structs.replace(fleet, pools=pools)
+        workers = tuple(w for w in fleet.workers if w.name not in gone)
+        nodes = tuple(sorted({n for w in workers for n in w.nodes}))
+        self.world.reload(msgspec.structs.replace(fleet, workers=workers, nodes=nodes))
+        self.world.pass_time(1)
 
     @rule()
     def leader_changes(self) -> None:
@@ -124,7 +138,7 @@ class Fleet(RuleBasedStateMachine):
         decoders = [w for w in p.workers.values() if w.pool == "main" and w.role.value == "decode"]
         doubtful = [w for w in decoders if (d := p.open_drain(w.name)) and d.doubtful]
         facts = [w for w in decoders if (d := p.open_drain(w.name)) and not d.doubtful]
-        if doubtful and not facts:
+        if doubtful and not facts and self.world.fleet is self.whole:
             assert len(decoders) - len(doubtful) >= self.floor * len(decoders) - 1e-9
 
     @invariant()
@@ -158,7 +172,8 @@ class Fleet(RuleBasedStateMachine):
             waiting = any(i.startswith(f"{drain.id}/") for i in p.outstanding)
             parked = drain.state in (DrainState.OUT, DrainState.VERIFYING)
             retrying = self.world.decider.drains.retries(drain.id)
-            assert waiting or parked or retrying or self.world.now == drain.since, drain
+            absent = drain.worker not in p.workers  # stands still until it is configured again, or is given up
+            assert waiting or parked or retrying or absent or self.world.now == drain.since, drain
 
     @invariant()
     def pages_come_once(self) -> None:

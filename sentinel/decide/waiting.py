@@ -1,0 +1,103 @@
+"""What would be taken out and is kept in, by a budget or by a person's hold, and is tried again on every tick.
+
+This module exists so that a fault that may not be acted on now is acted on as soon as it may. What always holds:
+
+* What is kept in is said once, and paged once; then it is only looked at again.
+* It is tried again for as long as its incident is open and its state is still measured bad.
+* When a hold ends, whatever it kept in or brought back counts as if it had just been found.
+* A new leader, a changed fleet and GPUs that are learned late each find what nobody has answered for yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from sentinel.decide.incidents import Incidents
+from sentinel.decide.picture import Picture
+from sentinel.decide.policy import Rule
+from sentinel.decide.systemic import systemic_check
+from sentinel.model import Finding, Hold, Incident, Urgency, Worker
+
+
+class Kept(NamedTuple):
+    """One worker that one incident would take out."""
+
+    rule: Rule
+    finding: Finding
+    why: str  # "budget", "hold", or "" while nobody has judged it yet
+
+
+class Waiting:
+    def __init__(self, picture: Picture, incidents: Incidents) -> None:
+        self.p = picture
+        self.incidents = incidents
+        self._kept: dict[tuple[str, str], Kept] = {}  # (incident, worker)
+
+    def workers(self, why: str) -> frozenset[str]:
+        return frozenset(worker for (_, worker), kept in self._kept.items() if kept.why == why)
+
+    def incidents_kept(self) -> frozenset[str]:
+        return frozenset(incident for incident, _ in self._kept)
+
+    def budget(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, blocked: str) -> None:
+        """A budget keeps it in."""
+        if self._known(incident, rule, finding, worker, "budget"):
+            return
+        incident = self.incidents.note(incident, "held back", f"{worker.name}: {blocked}", rule="budget")
+        urgency = rule.page if rule.page in (Urgency.ERROR, Urgency.CRITICAL) else Urgency.ERROR.value
+        self.incidents.page(incident, urgency, f"budget-blocked: {blocked}")
+
+    def hold(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, hold: Hold) -> None:
+        """A person keeps it in."""
+        if self._known(incident, rule, finding, worker, "hold"):
+            return
+        incident = self.incidents.note(incident, "held in", f"{hold.by} keeps {worker.name} in: {hold.reason}")
+        self.incidents.page(incident, rule.page or Urgency.WARNING.value, f"{worker.name} is held in service by {hold.by}")
+
+    def drop(self, incident: Incident, worker: Worker) -> None:
+        """It is taken out, or somebody else has answered for it."""
+        self._kept.pop((incident.id, worker.name), None)
+
+    def again(self) -> Iterator[tuple[Incident, Rule, Finding, Worker]]:
+        """On ticks: what is to be tried again now."""
+        self._brought_back()
+        for (incident_id, name), kept in list(self._kept.items()):
+            incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
+            if incident is None or incident.closed_at is not None or worker is None or not self.p.conditions.stands(kept.finding):
+                del self._kept[incident_id, name]
+            elif kept.why != "hold" or not self.p.held(worker, "in"):
+                yield incident, kept.rule, kept.finding, worker
+
+    def take_up(self, node: str = "") -> None:
+        """Look for open incidents (of one node) that nobody answers for, though they would take a worker out."""
+        for incident in self.p.open_incidents():
+            if systemic_check(incident) or self.incidents.answering(incident):
+                continue
+            for finding, rule in self.incidents.demands(incident):
+                if node in ("", finding.component.node) and self.p.conditions.stands(finding):
+                    for worker in self.p.touching(finding.component):
+                        self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, ""))
+
+    def _brought_back(self) -> None:
+        """A person who holds a worker in may have called its drain off: the fault stands all the same."""
+        for hold in self.p.holds.values():
+            if hold.keep == "in" and (hold.until is None or hold.until > self.p.now):
+                for worker in self.p.meant(hold.target):
+                    for incident in self.incidents.about(worker.name):
+                        for finding, rule in self.incidents.demands(incident):
+                            self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, "hold"))
+
+    def _known(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, why: str) -> bool:
+        key = (incident.id, worker.name)
+        before = self._kept.get(key)
+        self._kept[key] = Kept(rule, finding, why)
+        return before is not None and before.why == why
+
+
+def with_victim(incident: Incident, worker: str) -> Incident:
+    """The incident with one more worker that it takes capacity from."""
+    victims = incident.victims if worker in incident.victims else (*incident.victims, worker)
+    return msgspec.structs.replace(incident, victims=victims)
