@@ -170,13 +170,14 @@ class DynamoAdapter:
         while True:
             metrics, answer = await self._metrics(worker)
             instance = metrics.instance
-            if instance and await self._restore(worker, instance, stays=False):
+            health = await engine.ask(self._session, "GET", f"{_system(worker)}/health", deadline_s=LOOK_S, limit=65536)
+            if instance and engine.healthy("dynamo", health) is not False and await self._restore(worker, instance, stays=False):
                 break
             if self._stops[worker.name] != stops:
                 return False, "it was stopped meanwhile", ""
             if loop.time() + RETRY_S >= until:
                 why = f"nothing listens at {_system(worker)}" if answer.how == "refused" else answer.why
-                return False, why or "it answers, but has not registered with Dynamo's discovery", ""
+                return False, why or f"it answers, but is not ready or not registered ({health.status or health.why})", ""
             await asyncio.sleep(RETRY_S)  # it still loads; asked often, since it takes requests from the moment it registers
         while True:
             token = await engine.one_token(
@@ -265,8 +266,11 @@ class DynamoAdapter:
 
 
 def _settled(token: Token) -> bool:
-    """Whether asking again would be no use. 400: the frontend has not seen the entry yet; 429 and 503: busy."""
-    return token.ok is False and token.how == "answered" and (token.status or 0) < 500
+    """Whether not to ask again now. 400: the frontend has not seen the entry yet; 429 and 503: busy; 500: it was another's fault.
+
+    A worker that let the token's time pass gets other requests while it is asked, and they would hang too.
+    """
+    return token.ok is False and (token.how == "timeout" or (token.how == "answered" and (token.status or 0) < 500))
 
 
 def _system(worker: Worker) -> str:

@@ -207,6 +207,16 @@ async def test_verify_registers_asks_and_takes_out_again(stage: Stage) -> None:
     assert (await adapter.verify(stage.worker, 5))[0]
 
 
+async def test_a_worker_that_says_it_is_not_ready_is_not_tried(stage: Stage) -> None:
+    """While it is asked it gets other requests too, so one whose own canary failed is not registered for the sake of a test."""
+    adapter, asked = stage.adapter(), stage.front.asked
+    await adapter.deroute(stage.worker)
+    stage.server.health = (503, '{"status":"notready","endpoints":{"generate":"notready"}}')
+    ok, why = await adapter.verify(stage.worker, 0.3)
+    assert (ok, stage.front.asked) == (False, asked)
+    assert "not ready" in why
+
+
 async def test_verify_waits_for_a_worker_that_still_loads(stage: Stage) -> None:
     """A started worker opens its port late and registers by itself; until the deadline it is asked again, and passes at once."""
     adapter = stage.adapter()
