@@ -24,7 +24,7 @@ from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.silence import Silence
 from sentinel.decide.systemic import Systemic, systemic_check
-from sentinel.decide.waiting import Waiting, with_victim
+from sentinel.decide.waiting import Waiting
 from sentinel.model import Action, Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
 
 KEEP_CLOSED = 2000  # closed incidents that stay readable: a check that flaps all day must not fill the store
@@ -203,7 +203,9 @@ class Decider:
         repair, automatic, why_not = self._repair(rule, finding, worker)
         reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
         target = repair_target(finding, worker)
-        incident = p.put_incident(with_victim(p.incidents[incident.id], worker.name))
+        incident = p.incidents[incident.id]
+        if worker.name not in incident.victims:  # learned or configured since it was opened
+            incident = p.put_incident(msgspec.structs.replace(incident, victims=(*incident.victims, worker.name)))
         drain = p.open_drain(worker.name)
         if drain is None and p.state_of(worker) is WorkerState.STANDBY:
             return

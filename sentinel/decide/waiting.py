@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
-from sentinel.decide.incidents import Incidents
+from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Rule
 from sentinel.decide.systemic import systemic_check
@@ -73,11 +71,13 @@ class Waiting:
 
     def take_up(self, node: str = "") -> None:
         """Look for open incidents (of one node) that nobody answers for, though they would take a worker out."""
-        for incident in self.p.open_incidents():
-            if systemic_check(incident) or self.incidents.answering(incident):
+        mine = [i for i in self.p.open_incidents() if not node or any(f.component.node == node for f in i.findings)]
+        drains = by_place(self.p.drains.values()) if mine else {}
+        for incident in mine:
+            if systemic_check(incident) or self.incidents.answering(incident, drains):
                 continue
             for finding, rule in self.incidents.demands(incident):
-                if node in ("", finding.component.node) and self.p.conditions.stands(finding):
+                if self.p.conditions.stands(finding):
                     for worker in self.p.touching(finding.component):
                         self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, ""))
 
@@ -95,9 +95,3 @@ class Waiting:
         before = self._kept.get(key)
         self._kept[key] = Kept(rule, finding, why)
         return before is not None and before.why == why
-
-
-def with_victim(incident: Incident, worker: str) -> Incident:
-    """The incident with one more worker that it takes capacity from."""
-    victims = incident.victims if worker in incident.victims else (*incident.victims, worker)
-    return msgspec.structs.replace(incident, victims=victims)
