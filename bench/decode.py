@@ -93,7 +93,7 @@ async def flood(count: int) -> dict[str, Any]:
         raw = record(DUPLICATE, 0).partition(b";")[2]
         log.block()
         for seq in range(1, count + 1):
-            log.write_raw(b"4,%d,%d,-;%s" % (seq, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000, raw))
+            log.write_raw(b"4,%d,%d,-;%s" % (seq, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) // 1000, raw))
         os.write(tell, str(time.monotonic_ns()).encode())
         log.write_raw(record(NEXT, count + 1))
         os._exit(0)

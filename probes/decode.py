@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from probes import kernel_log, pasted
+from probes import kernel_episodes, pasted
 from probes.catalog import DRAINS
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
@@ -24,7 +24,7 @@ Reader = Callable[[str, str], Iterable[Reading]]
 Judge = Callable[[Reading, dict[str, Any]], list[Finding]]
 
 # Who can read pasted text, and whose judgement it is; other sources (nvidia-smi, NIC tools, engines) register beside it.
-READERS: tuple[tuple[Reader, Judge], ...] = ((pasted.parse, kernel_log.assess),)
+READERS: tuple[tuple[Reader, Judge], ...] = ((pasted.parse, kernel_episodes.assess),)
 
 
 class Verdict(Base, frozen=True, kw_only=True, omit_defaults=False):

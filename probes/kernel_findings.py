@@ -35,7 +35,7 @@ _SM = re.compile(r"\(GPC (\d{1,3})(?:, TPC (\d{1,3}))?(?:, SM (\d{1,3}))?\)")
 _LINK = re.compile(r"\b[Ll]ink (-?\d{1,3})\b")
 _UNKNOWN = Judgement(Severity.WARNING, Action.INSPECT, Suspect.SELF, "none", "no table knows this code; a person looks")
 
-Seen = Mapping[int, float]  # code → when it was last seen on this GPU, seconds
+Seen = Mapping[int, float]  # code → how long ago it was last seen on this GPU, seconds
 
 
 class Place(NamedTuple):
@@ -145,7 +145,7 @@ def _xid(line: XidLine, evidence: tuple[str, ...], place: Place) -> Finding:
 def _teardown(line: XidLine, judged: Judgement, says: str, facts: dict[str, Any], place: Place) -> tuple[Judgement, str]:
     """Xid 45 is an echo: of a fault of this GPU, of a peer's, or of a process that was killed."""
     cause = _cause(line.body)
-    earlier = {c: at for c, at in place.before.items() if c not in (45, 154) and place.at - at <= ECHO_S}
+    earlier = {c: ago for c, ago in place.before.items() if c not in (45, 154) and ago <= ECHO_S}
     if cause is not None:
         facts["caused_by"] = cause
         if cause not in place.before and cause not in place.came_with:
@@ -157,7 +157,7 @@ def _teardown(line: XidLine, judged: Judgement, says: str, facts: dict[str, Any]
                 "restart the worker" if app else "restart the worker and look for the fault at its peers",
             ), says
     elif earlier:
-        facts["caused_by"] = max(earlier, key=lambda c: earlier[c])
+        facts["caused_by"] = min(earlier, key=lambda c: earlier[c])
     return judged, says
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+DEVICE = (1, 11)  # major and minor number of /dev/kmsg (Documentation/admin-guide/devices.txt)
 RECORD_BYTES = 16384  # the kernel's own limit is 8 KiB (PRINTK_MESSAGE_MAX and its framing); a longer one is not from it
 TEXT_CHARS = 2048
 
@@ -78,11 +79,12 @@ class Source:
         self._rest = b""  # an unfinished line
         self._dropping = False  # inside a line that is too long
         self._ready: deque[bytes] = deque()
+        self.ended = False  # the last ``take`` found that there is nothing more now
         self.oversized = 0
         self.overruns = 0
 
     @property
-    def seekable_device(self) -> bool:
+    def keeps(self) -> bool:
         """Whether records stay behind after being read, so that a restart finds them again."""
         return self._given is None
 
@@ -93,9 +95,22 @@ class Source:
                 os.set_blocking(self._fd, False)
             else:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            mode = os.fstat(self._fd).st_mode
-            self._lines = stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+            found = os.fstat(self._fd)
+            self._lines = stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)
+            if stat.S_ISCHR(found.st_mode) and (os.major(found.st_rdev), os.minor(found.st_rdev)) != DEVICE:
+                self.close()  # containers put /dev/null or a terminal there: that log says nothing, for ever
+                raise OSError(errno.ENODEV, f"this device is not the kernel log; wanted character device {DEVICE[0]}:{DEVICE[1]}")
         return self._fd
+
+    def rewind(self) -> bool:
+        """Go back to the oldest record there is; False where the source cannot."""
+        try:
+            os.lseek(self.open(), 0, os.SEEK_SET)
+        except OSError:
+            return False
+        self._rest, self._dropping = b"", False
+        self._ready.clear()
+        return True
 
     @property
     def pollable(self) -> bool:
@@ -104,13 +119,14 @@ class Source:
 
     def take(self) -> bytes | None:
         """The next raw record; None when there is none now."""
-        fd = self.open()
+        fd, self.ended = self.open(), False
         for _ in range(64):  # skipped ones count against it too: a broken source cannot hold the reader
             if self._ready:
                 return self._ready.popleft()
             try:
                 data = self._read(fd, 65536 if self._lines else RECORD_BYTES)
             except BlockingIOError:
+                self.ended = True
                 return None
             except InterruptedError:
                 continue
@@ -123,6 +139,7 @@ class Source:
                     continue
                 raise
             if not data:
+                self.ended = True
                 return None
             if not self._lines:
                 if len(data) >= RECORD_BYTES:

@@ -19,7 +19,7 @@ USER = 1
 def record(text: str, seq: int, *, usec: int | None = None, priority: int = 4, facility: int = KERNEL, flags: str = "-") -> bytes:
     """One record as the device would return it, ending with a newline. ``usec``: microseconds since boot, default now."""
     if usec is None:
-        usec = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) // 1000  # not slewed, as printk's clock is not
     body = "".join(c if " " <= c <= "~" and c != "\\" else "".join(f"\\x{b:02x}" for b in c.encode()) for c in text)
     return f"{facility << 3 | priority},{seq},{usec},{flags};{body}\n".encode()
 

@@ -38,7 +38,7 @@ BYTES = st.lists(st.one_of(st.binary(max_size=40), FAULTY), max_size=12).map(b""
 def read(records: list[bytes]) -> list[Finding]:
     """All records through the live probe."""
     log = KernelLog()
-    probe = KernelLogProbe(Context(node="t07", proc=Path("/nowhere"), options={"fd": log.fd}))
+    probe = KernelLogProbe(Context(node="t07", proc=Path("/nowhere"), options={"fd": log.fd}), uptime=lambda: 0.0)
     for raw in records:
         if raw:
             log.write_raw(raw)

@@ -11,7 +11,7 @@ import pytest
 
 from probes import Context, Probe, ProbeError, Woken
 from probes.kernel_log import BATCH_RECORDS, KernelLogProbe, assess
-from sentinel.model import Finding, Reading, Severity, Suspect
+from sentinel.model import Finding, Kind, Reading, Severity, Suspect
 from sentinel.testing.kmsg import USER, KernelLog, record
 
 OFF_BUS = "NVRM: Xid (PCI:0009:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -29,10 +29,10 @@ class Node:
         self.kmsg.touch()
         self.boot(BOOT)
         self.seq = 0
+        self.wall, self.up = 5000.0, 1000.0
 
     def boot(self, boot_id: str) -> None:
         (self.proc / "sys/kernel/random/boot_id").write_text(boot_id + "\n")
-        (self.proc / "uptime").write_text("1000.00 8000.00\n")
 
     def write(self, text: str, usec: int = 900_000_000, **kind: int) -> None:
         self.seq += 1
@@ -40,7 +40,8 @@ class Node:
             log.write(record(text, self.seq, usec=usec, **kind))
 
     def probe(self, **more: Any) -> KernelLogProbe:
-        return KernelLogProbe(Context(node="t07", kmsg=self.kmsg, state=self.state, proc=self.proc), clock=lambda: 5000.0, **more)
+        context = Context(node="t07", kmsg=self.kmsg, state=self.state, proc=self.proc)
+        return KernelLogProbe(context, clock=lambda: self.wall, uptime=lambda: self.up, **more)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ class TestStream:
         assert isinstance(node.probe(), Woken)
 
     async def test_wall_time(self, node: Node) -> None:
-        """A record's time is boot time, from /proc/uptime, plus its microseconds; its id names node, boot and number."""
+        """A record's time is boot time plus its microseconds; its id names node, boot and number."""
         node.write(OFF_BUS, usec=990_500_000)
         (finding,) = await found(node.probe())
         assert finding.at == pytest.approx(4990.5)
@@ -70,15 +71,6 @@ class TestStream:
         node.write(OFF_BUS, usec=100_000_000)
         node.write(OFF_BUS.replace("0009", "0018"), usec=999_000_000)
         assert [f.facts.get("late_s") for f in await found(node.probe())] == [900, None]
-
-    async def test_boot_time_from_stat(self, node: Node) -> None:
-        """Without /proc/uptime the whole seconds of btime serve; without both, the time of reading."""
-        node.write(OFF_BUS, usec=1_000_000)
-        (node.proc / "uptime").unlink()
-        (node.proc / "stat").write_text("cpu 1 2 3\nbtime 4100\nprocesses 9\n")
-        assert (await found(node.probe()))[0].at == 4101.0
-        (node.proc / "stat").unlink()
-        assert (await found(node.probe()))[0].at == 5000.0
 
     async def test_only_the_kernel_counts(self, node: Node) -> None:
         """What user space writes raises nothing and is counted."""
@@ -118,14 +110,50 @@ class TestStream:
         assert finding.id == "t07:99999999-2222-4333-8444-555555555555:1"
 
     @pytest.mark.parametrize(
-        "damage", [b"", b"{", b"[]", b'{"boot_id": 3}', b"\xff\x00", b'{"boot_id":"%s","seq":"x"}' % BOOT.encode()]
-    )
+        "damage",
+        [
+            b"", b"{", b"[]", b'{"boot_id": 3}', b"\xff\x00", b"[" * 100_000, b'{"boot_id":"\xff","seq":3}',
+            *(b'{"boot_id":"%s","seq":%s}' % (BOOT.encode(), seq) for seq in (b'"x"', b"true", b"-5", b"1e30", b"null")),
+        ],
+    )  # fmt: skip
     async def test_damaged_cursor(self, node: Node, damage: bytes) -> None:
-        """A damaged cursor means reading this boot again, never an error."""
+        """A damaged cursor means reading this boot again, never an error, and never that records were lost."""
+        node.seq = 4
         node.write(OFF_BUS)
         node.state.mkdir()
         (node.state / "kernel_log.json").write_bytes(damage)
-        assert len(await found(node.probe())) == 1
+        assert [f.check for f in await found(node.probe())] == ["xid.79"]
+
+    async def test_a_cursor_that_this_log_never_reached(self, node: Node) -> None:
+        """A number beyond the end of the log is of another log: the log is read from its beginning instead of being waited out."""
+        node.write(OFF_BUS)
+        node.state.mkdir()
+        (node.state / "kernel_log.json").write_text(f'{{"boot_id":"{BOOT}","seq":99999999}}')
+        probe = node.probe()
+        assert [f.check for f in await found(probe)] == ["xid.79"]
+        node.write(UNCONTAINED)
+        assert [f.check for f in await found(probe)] == ["xid.95"]
+
+    async def test_a_host_that_does_not_say_its_boot(self, node: Node) -> None:
+        """Without a boot id no cursor is trusted, and occurrences of two boots with the same number are told apart."""
+        node.boot("")
+        node.write(OFF_BUS)
+        probe = node.probe()
+        reading = await probe.read()
+        probe.commit(reading)
+        assert not node.state.exists()
+        before = assess(reading, {})[0].id
+        node.kmsg.write_bytes(b"")
+        node.seq, node.up = 0, 30.0
+        node.write(OFF_BUS, usec=29_000_000)
+        assert [f.id != before for f in await found(node.probe())] == [True]
+
+    async def test_numbers_that_go_back(self, node: Node) -> None:
+        """A huge number, and then ordinary ones again, silences nothing that follows."""
+        with node.kmsg.open("ab") as log:
+            log.write(record(NOISE, 1, usec=1) + record(NOISE, 9_999_999_999_999_999_999, usec=2) + record(OFF_BUS, 2, usec=3))
+        told = {f.check: f for f in await found(node.probe())}
+        assert set(told) == {"xid.79", "kernel_log.lost"}
 
     async def test_lost_records_blame_the_monitor(self, node: Node) -> None:
         """A gap in the numbers is a finding about the monitor with the count of what was lost."""
@@ -155,6 +183,46 @@ class TestStream:
         assert sorted(f.check for f in assess(reading, {})) == ["kernel_log.lost", "xid.79"]
         log.close()
 
+    @pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
+    async def test_a_device_that_is_no_kernel_log(self, node: Node, device: str) -> None:
+        """A container's stand-in for the log is a failed look, never a log without faults."""
+        node.kmsg.unlink()
+        node.kmsg.symlink_to(device)
+        probe = node.probe()
+        with pytest.raises(ProbeError, match="not the kernel log; wanted character device 1:11"):
+            await probe.read()
+        assert probe.fileno() >= 0
+        await probe.close()
+
+    async def test_a_log_that_fails_for_a_while(self, node: Node) -> None:
+        """While every read fails that is one sentence each time; when reads work again nothing was missed."""
+        trouble = [errno.ENODEV, errno.EIO, errno.ENODEV]
+
+        def read(fd: int, size: int) -> bytes:
+            if trouble:
+                raise OSError(trouble[0], os.strerror(trouble.pop(0)))
+            return os.read(fd, size)
+
+        probe = node.probe(read=read)
+        node.write(OFF_BUS)
+        for _ in range(3):
+            with pytest.raises(ProbeError, match=r"cannot be read: (No such device|Input/output error)"):
+                await probe.read()
+        assert [f.check for f in await found(probe)] == ["xid.79"]
+
+    async def test_a_storm_of_overruns_ends(self, node: Node) -> None:
+        """A log that is overrun at every read gives the reader back, and is one occurrence however often it happens."""
+
+        def read(fd: int, size: int) -> bytes:
+            raise OSError(errno.EPIPE, "overrun")
+
+        log = KernelLog()
+        probe = KernelLogProbe(Context(node="t07", proc=node.proc, state=node.state, options={"fd": log.fd}), read=read)
+        told = [f for _ in range(3) for f in await found(probe)]
+        assert {f.check for f in told} == {"kernel_log.lost"}
+        assert len({f.id for f in told}) == 1
+        log.close()
+
     async def test_missing_log_is_a_sentence(self, node: Node) -> None:
         """A log that cannot be opened is one sentence about the monitor, and its descriptor never wakes anybody."""
         node.kmsg.unlink()
@@ -173,6 +241,99 @@ class TestStream:
         """A reading of another version is refused in one sentence."""
         with pytest.raises(ProbeError, match="format 9"):
             assess(Reading(probe="kernel_log", node="t07", at=0.0, format=9), {})
+
+
+class TestHistory:
+    """What a first start finds in a log that nobody has read yet. The node is up for 1,000 s; ten minutes back is 400 s."""
+
+    async def test_old_faults_are_recorded_only(self, node: Node) -> None:
+        """A fault of more than ten minutes before the first look says that it is history; a younger one is news."""
+        node.write(OFF_BUS, usec=399_000_000)
+        node.write(OFF_BUS.replace("0009", "0018"), usec=401_000_000)
+        told = {f.component.gpu: f for f in await found(node.probe())}
+        assert told["0009:01:00.0"].facts["history"] is True
+        assert "history" not in told["0018:01:00.0"].facts
+        assert {f.severity for f in told.values()} == {Severity.FATAL}
+
+    async def test_a_restart_acts_on_everything_unseen(self, node: Node) -> None:
+        """With a cursor of this boot nothing is history, however long the agent was away."""
+        node.write(NOISE, usec=1_000_000)
+        probe = node.probe()
+        probe.commit(await probe.read())
+        node.write(OFF_BUS, usec=2_000_000)
+        node.up = 300_000.0
+        (finding,) = await found(node.probe())
+        assert "history" not in finding.facts
+
+    async def test_the_line_is_drawn_at_the_first_look(self, node: Node) -> None:
+        """Later batches of the backlog are judged by the same line, and news never ages into history."""
+        noise = b"".join(record(NOISE, i, usec=i) for i in range(1, BATCH_RECORDS + 1))
+        node.kmsg.write_bytes(noise + record(OFF_BUS, BATCH_RECORDS + 1, usec=399_000_000))
+        node.seq = BATCH_RECORDS + 1
+        probe, memory = node.probe(), {}
+        assert await found(probe, memory) == []
+        node.wall, node.up = 5700.0, 1700.0
+        assert [f.facts.get("history") for f in await found(probe, memory)] == [True]
+        node.write(UNCONTAINED, usec=1_050_000_000)  # read 650 s after it was written, by an agent that was there all along
+        assert [f.facts.get("history") for f in await found(probe, memory)] == [None]
+
+    async def test_old_advice_does_not_stand(self, node: Node) -> None:
+        """The driver's advice of days ago is an event that is over; the same advice today is a state, and news."""
+        advice = "NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+        probe, memory = node.probe(), {}
+        node.write(advice, usec=100_000_000)
+        (old,) = await found(probe, memory)
+        node.write(advice, usec=999_000_000)
+        (new,) = await found(probe, memory)
+        assert (old.kind, old.facts["history"]) == (Kind.EVENT, True)
+        assert (new.kind, new.facts.get("history")) == (Kind.STATE, None)
+
+    async def test_an_episode_that_goes_on_is_not_history(self, node: Node) -> None:
+        """Repeats on both sides of the line are one occurrence, and it is acted on."""
+        node.write(OFF_BUS, usec=399_000_000)
+        node.write(OFF_BUS, usec=401_000_000)
+        (finding,) = await found(node.probe())
+        assert (finding.count, finding.facts.get("history")) == (2, None)
+
+    async def test_a_stream_has_no_past(self, node: Node) -> None:
+        """A descriptor that keeps nothing has no backlog: all that comes out of it is news."""
+        log = KernelLog()
+        log.write(OFF_BUS, usec=1_000_000)
+        probe = KernelLogProbe(Context(node="t07", proc=node.proc, state=node.state, options={"fd": log.fd}), uptime=lambda: 1e6)
+        assert [f.facts.get("history") for f in await found(probe)] == [None]
+        log.close()
+
+
+class TestClocks:
+    @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+    async def test_a_clock_that_is_set(self, node: Node, step_s: float) -> None:
+        """The wall clock set by an hour: the same fault a minute later is another occurrence, and is told at once."""
+        probe, memory = node.probe(), {}
+        node.write(UNCONTAINED, usec=999_000_000)
+        (first,) = await found(probe, memory)
+        node.wall, node.up = 5060.0 + step_s, 1060.0
+        node.write(UNCONTAINED, usec=1_059_000_000)
+        (second,) = await found(probe, memory)
+        assert second.id != first.id
+        assert "late_s" not in second.facts
+
+    async def test_a_log_whose_clock_runs_behind(self, node: Node) -> None:
+        """After weeks printk's clock is off: repeats that are read as they come are still folded into one occurrence."""
+        probe, memory, told = node.probe(), {}, []
+        for second in range(4):
+            node.wall, node.up = 5000.0 + second, 1000.0 + second
+            node.write(UNCONTAINED, usec=int((node.up - 50.0) * 1e6))  # 50 s behind
+            told += await found(probe, memory)
+        assert len({f.id for f in told}) == 1
+
+    async def test_readings_of_two_boots(self, node: Node) -> None:
+        """In one recording of two boots the same second since boot is not the same occurrence."""
+        memory: dict[str, Any] = {}
+        node.write(OFF_BUS)
+        (first,) = await found(node.probe(), memory)
+        node.boot("99999999-2222-4333-8444-555555555555")
+        (second,) = await found(node.probe(), memory)
+        assert (first.count, second.count) == (1, 1)
 
 
 class TestGarbage:
@@ -213,16 +374,14 @@ class TestGarbage:
 class TestFolding:
     async def test_first_at_once_then_the_count(self, node: Node) -> None:
         """Repeats within five seconds are one occurrence: told at once, counted under the same id when it is over."""
-        now = 5000.0
-        probe = KernelLogProbe(Context(node="t07", kmsg=node.kmsg, state=node.state, proc=node.proc), clock=lambda: now)
+        probe = node.probe()
         memory: dict[str, Any] = {}
         node.write(UNCONTAINED, usec=999_000_000)
         (first,) = await found(probe, memory)
         for i in range(40):
             node.write(UNCONTAINED.replace("0x2,0x1", f"0x2,{i:#x}"), usec=999_100_000 + i)
         assert await found(probe, memory) == []
-        now += 10.0
-        (node.proc / "uptime").write_text("1010.00 1\n")
+        node.wall, node.up = 5010.0, 1010.0
         (later,) = await found(probe, memory)
         assert (first.count, later.count, later.id) == (1, 41, first.id)
         assert memory["episodes"] == {}

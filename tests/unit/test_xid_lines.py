@@ -151,11 +151,11 @@ class TestJudgement:
     def test_teardown_is_an_echo(self) -> None:
         """Xid 45 after another Xid of its GPU names it; alone it is an ended process; by a peer's fault it blames the peer."""
         line = "NVRM: Xid (PCI:0009:01:00): 45, pid=7, name=python3, Ch 0000000c"
-        assert judge(line, before={62: 99.0}).facts["caused_by"] == 62
-        assert "caused_by" not in judge(line, before={62: 1.0}).facts
+        assert judge(line, before={62: 1.0}).facts["caused_by"] == 62
+        assert "caused_by" not in judge(line, before={62: 99.0}).facts
         peer = judge(line + " caused by previous Xid 145")
         assert (peer.severity, peer.action, peer.suspect) == (Severity.WARNING, Action.RESTART_WORKER, Suspect.PEER)
-        own = judge(line + " caused by previous Xid 145", before={145: 99.0})
+        own = judge(line + " caused by previous Xid 145", before={145: 1.0})
         assert (own.severity, own.action) == (Severity.INFO, Action.NONE)
 
     def test_contained_memory_error(self) -> None:
