@@ -161,6 +161,7 @@ class Drains:
                 return [StartWorker(id=name("start"), cause=cause, lane=lane, why=why, worker=w)]
             case S.VERIFYING if not d.verified:
                 deadline = min(30.0, float(self.p.policy.timing.verify_deadline))
+                lane = f"verify:{d.id}"  # a lane of its own, as for the wait
                 return [Verify(id=name("verify"), cause=cause, lane=lane, why=why, worker=w, deadline_s=deadline)]
             case S.RETURNING:
                 return [Reroute(id=name("reroute"), cause=cause, lane=lane, why=why, worker=w)]
@@ -376,12 +377,13 @@ class Drains:
     def escalate(self, drain: Drain, response: Response, repair: Action, target: str, why: str, *, returns: bool) -> Drain:
         """Worse news about a worker that is already on its way out: the stronger response and repair win."""
         stronger = repair.rank > drain.repair.rank
-        coming_back = drain.state in (S.STARTING, S.VERIFYING, S.RETURNING) and repair is not Action.NONE
-        gone = coming_back or (response is Response.EVICT and drain.response is not Response.EVICT)
+        coming_back = drain.state in (S.STARTING, S.VERIFYING, S.RETURNING)
+        anew = coming_back and repair is not Action.NONE
+        gone = anew or (response is Response.EVICT and (coming_back or drain.response is not Response.EVICT))
         if not gone and not stronger and (returns or not drain.returns):
             return drain
         drain = msgspec.structs.replace(drain, returns=drain.returns and returns)
-        if stronger or coming_back:
+        if stronger or anew:
             done = tuple(r for r in drain.repaired if r not in (target, Component.parse(target).node))
             drain = msgspec.structs.replace(drain, repair=repair, target=target, repaired=done)
         running = not drain.stopped or drain.state is S.STARTING

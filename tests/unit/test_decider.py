@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sentinel.decide.events import Deroute, Look, Repair, Reroute, StartWorker, StopWorker, Verify
 from sentinel.model import Action, Component, DrainState, Kind, Severity, Suspect, WorkerSeen, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
@@ -50,6 +52,25 @@ class TestGpuOffBus:
         assert w.did(Verify)
         assert [p.event for p in w.pages] == ["trigger", "resolve"]
         assert w.open_incidents() == []
+
+    @pytest.mark.parametrize("at", [StartWorker, Verify, Reroute])
+    def test_it_falls_off_again_on_the_way_back(self, at: type) -> None:
+        """Undrained too early: it is stopped hard once more, without waiting for its active test, and stays out."""
+        w = World()
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        w.held = lambda e: isinstance(e, at)
+        w.ask("undrain", "decode-1")
+        w.pass_time(2)
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        if at is not Verify:  # a start and a return under way are waited for: they share the worker's lane
+            w.held = lambda e: False
+        w.pass_time(2)
+        assert [e.hard for e in w.did(StopWorker)] == [True, True]  # type: ignore[union-attr]
+        w.held = lambda e: False
+        w.pass_time(60)
+        assert w.drain_of("decode-1").state is DrainState.OUT  # type: ignore[union-attr]
+        assert w.state_of("decode-1") is WorkerState.OUT
+        assert [p.event for p in w.pages] == ["trigger"]
 
     def test_a_floor_does_not_keep_the_dead(self) -> None:
         """Facts are not budgeted: a GPU that is gone is taken out even when the pool falls below its floor."""
