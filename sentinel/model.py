@@ -383,7 +383,7 @@ class Incident(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
 
 class DrainState(StrEnum):
-    """Where a worker's way out and back stands; the table of moves is in sentinel.decide.drain."""
+    """Where a worker's way out and back stands; the table of moves is in sentinel.decide.moves."""
 
     REQUESTED = "requested"  # decided and durable; not yet carried out
     DEROUTED = "derouted"  # gets nothing new; waiting for what is in flight

@@ -16,16 +16,17 @@ import msgspec
 from sentinel.decide import budget, explain
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
-from sentinel.decide.drain import NODE_WIDE, Drains, repair_target
+from sentinel.decide.drain import Drains
 from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, Reported, Restored, Tick, Watched
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
+from sentinel.decide.repair import repair_target
 from sentinel.decide.silence import Silence
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Action, Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
+from sentinel.model import Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
 
 KEEP_CLOSED = 2000  # closed incidents that stay readable: a check that flaps all day must not fill the store
 
@@ -200,7 +201,7 @@ class Decider:
 
     def _take_out(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker) -> None:
         p = self.p
-        repair, automatic, why_not = self._repair(rule, finding, worker)
+        repair, automatic, why_not = self.drains.repairs.wanted(rule, finding, worker)
         reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
         target = repair_target(finding, worker)
         incident = p.incidents[incident.id]
@@ -244,26 +245,6 @@ class Decider:
             )
         )
         self.incidents.note(p.incidents[incident.id], "decided", f"{rule.response.value} {worker.name}: {reason}", rule=rule.fault)
-
-    def _repair(self, rule: Rule, finding: Finding, worker: Worker) -> tuple[Action, bool, str]:
-        """What repairs it, whether sentinel may do that by itself, and if not, the sentence why."""
-        timing = self.p.policy.timing
-        action = self.p.policy.repair_for(rule, finding)
-        if action is Action.NONE:
-            named = rule.repair == "finding" and finding.action.rank > Action.WAIT.rank
-            return Action.NONE, False, f"{finding.action.value} is for a person" if named else "nothing here repairs it by itself"
-        if not self.p.policy.automatic(action):
-            return Action.NONE, False, f"{action.value} is left to a person"
-        there = {w.name for w in self.p.touching(finding.component)}
-        others = [n for n in self.p.in_service_beside(str(finding.component)) if n not in there] if action in NODE_WIDE else []
-        if others:
-            return Action.NONE, False, f"{action.value} would take {', '.join(others)} with it: left to a person"
-        mine = (d for d in self.p.drains.values() if d.worker == worker.name and d.repair is action and d.state in ENDED)
-        earlier = [d for d in mine if d.verified and self.p.now - d.requested_at < timing.repair_memory]
-        if len(earlier) >= timing.repair_tries:
-            days = timing.repair_memory / 86_400
-            return Action.NONE, False, f"{action.value} done {len(earlier)} times in {days:g} days did not last: for a person"
-        return action, True, ""
 
     def _ask_person(self, drain: Drain, sentence: str) -> None:
         """sentinel is at its end with this drain: it stays where it is and a person is asked."""

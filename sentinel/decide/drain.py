@@ -1,20 +1,13 @@
-"""One worker's way out of rotation and back: a table of states, and what entering each state asks for.
+"""One worker's way out of rotation and back: what entering each state asks for, and where each answer leads.
 
-This module exists so that every way a drain can go stands in one table. What always holds:
+This module exists so that taking out and bringing back is one thing with one memory. What always holds:
 
-* A drain moves only along ``MOVES``; an outcome that the table does not know for its state is ignored (a late answer).
+* A drain moves only along ``MOVES`` (moves.py); an outcome that the table does not know for its state is ignored (a late answer).
 * Traffic leaves before anything is stopped, and returns only after a start, an active test and clean counters.
 * A drain in a working state always has an effect outstanding, or gets it again on a tick: none is ever stuck in silence.
 * A worker does not return while anything that would take it out again still stands, unless a person holds it in.
 * A drain of a worker that the configuration does not name now stands still; it goes on when the worker is there again.
 * After ``unknown_tries`` tries without an answer, and when a repair fails for good, a person is asked and it stays out.
-
-::
-
-    REQUESTED ─derouted─▶ DEROUTED ─idle/deadline─▶ STOPPING ─stopped─▶ OUT ─repair─▶ REPAIRING ─repaired─▶ STARTING
-        └──(evict)──────────────────────────────────────┘               │ └─(no hardware repair)──────────────▲
-                                                                         └─(parked)─▶ VERIFYING ◀──started──────┘
-                                        DONE ◀─rerouted─ RETURNING ◀─passed─┘
 """
 
 from __future__ import annotations
@@ -23,73 +16,12 @@ import msgspec
 
 from sentinel.decide.events import AnyEffect, AwaitIdle, Deroute, Done, Repair, Reroute, StartWorker, StopWorker, Verify
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.moves import MOVES, TOLD, VERBS, WORKING
 from sentinel.decide.picture import ENDED, Picture, with_step
-from sentinel.model import Action, Component, Drain, DrainState, Finding, Kind, Response, Step, Worker
+from sentinel.decide.repair import NODE_WIDE, Repairs
+from sentinel.model import Action, Component, Drain, DrainState, Response, Step
 
 S = DrainState
-
-MOVES: dict[tuple[DrainState, str], DrainState] = {
-    (S.REQUESTED, "derouted"): S.DEROUTED,
-    (S.REQUESTED, "evicted"): S.STOPPING,
-    (S.DEROUTED, "evicted"): S.STOPPING,
-    (S.DEROUTED, "stop"): S.STOPPING,
-    (S.DEROUTED, "park"): S.OUT,
-    (S.STOPPING, "stopped"): S.OUT,
-    (S.STOPPING, "retired"): S.DONE,
-    (S.OUT, "repair"): S.REPAIRING,
-    (S.OUT, "start"): S.STARTING,
-    (S.OUT, "verify"): S.VERIFYING,
-    (S.OUT, "evicted"): S.STOPPING,
-    (S.STARTING, "evicted"): S.STOPPING,  # worse news on the way back
-    (S.VERIFYING, "evicted"): S.STOPPING,
-    (S.RETURNING, "evicted"): S.STOPPING,
-    (S.REPAIRING, "repaired"): S.STARTING,
-    (S.REPAIRING, "next"): S.OUT,  # another part of it needs a repair of its own
-    (S.REPAIRING, "failed"): S.OUT,
-    (S.STARTING, "started"): S.VERIFYING,
-    (S.STARTING, "failed"): S.OUT,
-    (S.VERIFYING, "passed"): S.RETURNING,
-    (S.VERIFYING, "failed"): S.OUT,
-    (S.RETURNING, "rerouted"): S.DONE,
-    (S.RETURNING, "failed"): S.OUT,
-    (S.RETURNING, "again"): S.REQUESTED,  # it has traffic already: out the way it went before
-    (S.REQUESTED, "cancel"): S.RETURNING,
-    (S.DEROUTED, "cancel"): S.RETURNING,
-}
-
-WORKING = (S.REQUESTED, S.DEROUTED, S.STOPPING, S.REPAIRING, S.STARTING, S.RETURNING)  # an effect must be outstanding
-
-VERBS = {  # the effects that a state waits for
-    S.REQUESTED: ("deroute", "stop"),
-    S.DEROUTED: ("idle",),
-    S.STOPPING: ("stop",),
-    S.REPAIRING: ("repair",),
-    S.STARTING: ("start",),
-    S.VERIFYING: ("verify",),
-    S.RETURNING: ("reroute",),
-}
-
-# Repairs that end every process on the node, whoever it belongs to.
-NODE_WIDE = (Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE)
-
-TOLD = {
-    S.DEROUTED: "out of rotation",
-    S.STOPPING: "stopping",
-    S.OUT: "out of service",
-    S.REPAIRING: "repairing",
-    S.STARTING: "starting",
-    S.VERIFYING: "verifying",
-    S.RETURNING: "verified",
-    S.DONE: "back",
-}
-
-
-def repair_target(finding: Finding, worker: Worker | None) -> str:
-    """What a repair of this finding acts on: the GPU and not its link; for a worker's fault the node that starts it."""
-    c = finding.component
-    if c.gpu is not None:
-        return str(Component(node=c.node, device=c.device))
-    return worker.nodes[0] if c.worker is not None and worker and worker.nodes else c.node if c.worker is not None else str(c)
 
 
 class Drains:
@@ -98,6 +30,7 @@ class Drains:
     def __init__(self, picture: Picture, incidents: Incidents) -> None:
         self.p = picture
         self.incidents = incidents
+        self.repairs = Repairs(picture, incidents)
         self._tries: dict[tuple[str, str], int] = {}  # (drain, verb) → tries without an answer
         self._retry_at: dict[str, float] = {}  # drain → not before
 
@@ -305,7 +238,7 @@ class Drains:
         """One repair is done: the next one that this worker needs, or the way back."""
         node = (Component.parse(drain.target).node,) if drain.repair in NODE_WIDE else ()
         drain = msgspec.structs.replace(drain, repaired=(*drain.repaired, drain.target, *node))
-        more = self._next_repair(drain)
+        more = self.repairs.next(drain)
         if more:
             drain = msgspec.structs.replace(drain, repair=more[0], target=more[1])
         if drain.state is S.REPAIRING:
@@ -314,19 +247,6 @@ class Drains:
             self.note(drain, "repaired", why)
         else:
             self.come_back(drain, why)
-
-    def _next_repair(self, drain: Drain) -> tuple[Action, str] | None:
-        """What else on this worker's place wants a repair that sentinel may do: two GPUs of one group can fail together."""
-        for incident in self.incidents.about(drain.worker):
-            for f, rule in self.incidents.demands(incident):
-                action = self.p.policy.repair_for(rule, f)
-                if action in (Action.NONE, Action.RESTART_WORKER) or not self.p.policy.automatic(action):
-                    continue
-                target = repair_target(f, self.p.workers.get(drain.worker))
-                done = {target, f.component.node} & set(drain.repaired)
-                if not done and (f.kind is Kind.EVENT or self.p.conditions.stands(f)):
-                    return action, target
-        return None
 
     def retries(self, drain_id: str) -> bool:
         """Whether a step of it has had no answer and waits to be tried again."""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.drain import MOVES
 from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StartWorker, StopWorker
+from sentinel.decide.moves import MOVES
 from sentinel.decide.picture import ENDED, effect_key
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
