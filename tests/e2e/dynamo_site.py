@@ -65,6 +65,8 @@ class Site:
     session: aiohttp.ClientSession
     store_url: str
     deeds: list[Deed] = field(default_factory=list)
+    reset_helps: bool = True
+    starts_hung: bool = False  # a started worker is stopped (SIGSTOP) at once
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     callers: dict[str, Caller] = field(default_factory=dict)
     kernel: KernelLog = field(default_factory=lambda: KernelLog(first_seq=1))
@@ -169,7 +171,12 @@ class Site:
         return found
 
     async def back(self, worker: str, drain: str, caller: Caller | None = None) -> dict[str, Any]:
-        """The drain's last record, once it is done and the frontend routes to the worker again."""
+        """The drain's last record, once it is done and the frontend routes to the worker's new process."""
+        found = await self.done(worker, drain, caller)
+        await self.dynamo.settle(worker)
+        return found
+
+    async def done(self, worker: str, drain: str, caller: Caller | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         async def done() -> bool:
@@ -177,7 +184,6 @@ class Site:
             return found.get("state") == "done"
 
         await self.until(done, f"{worker} is back")
-        await self.dynamo.settle(worker)
         return found
 
     async def over(self, incident: str, caller: Caller | None = None) -> dict[str, Any]:
@@ -191,6 +197,22 @@ class Site:
 
         await self.until(closed, f"{incident} is over")
         return found
+
+    async def stays_out(self, mocker: Mocker, seconds: float) -> None:
+        """The worker's process of now runs, and for so long the frontend does not name it."""
+        ident = ""
+
+        async def answers() -> bool:
+            nonlocal ident
+            answer = await engine.ask(self.session, "GET", f"{mocker.system_url}/metrics", deadline_s=2)
+            ident = engine.parse(answer.body).instance
+            return bool(ident)
+
+        await self.until(answers, f"{mocker.name} answers")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert ident not in await self.dynamo.routable(), f"{mocker.name} takes requests"
+            await asyncio.sleep(0.05)
 
     async def gone(self, hexid: str) -> float:
         """``time.time()`` at which the frontend no longer names this instance; it is asked over and over."""
@@ -260,11 +282,15 @@ class Site:
             (worker,) = [w for w, pci in self.pci.items() if pci == target]
             if self.dynamo.mocker(worker).running:
                 raise OSError(f"{target} is in use by {worker}")
-            self.set_gpu(worker, rows_pending=0)
+            if self.reset_helps:
+                self.set_gpu(worker, rows_pending=0)
             return f"{target}: reset (simulated)"
         mocker = self.dynamo.mocker(target)
         if action == "start_worker":
-            await self.dynamo.spawn(target)
+            if not mocker.running:
+                await self.dynamo.spawn(target)
+                if self.starts_hung:
+                    await self.dynamo.kill(target, signal.SIGSTOP)
             return f"{target}: pid {mocker.pid}"
         deed.routable = mocker.hexid in await self.dynamo.routable()
         deed.in_flight = await self.in_flight(mocker)

@@ -181,3 +181,85 @@ async def test_a_leader_killed_while_a_drain_waits(tmp_path: Path, program: Call
         assert [d.action for d in place.deeds] == ["stop_worker", "reset_gpu", "start_worker"]
         assert place.deeds[0].in_flight == 0
         assert place.pagerduty.events == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("out_by", ["drain", "evict"])
+async def test_a_worker_that_is_out_stays_out_when_somebody_restarts_it(tmp_path: Path, out_by: str) -> None:
+    """A person, or systemd after a kill, starts it anew and Dynamo routes to it: it leaves again, and undrain returns it."""
+    async with site(tmp_path) as place:
+        victim = place.dynamo.workers[0]
+        async with traffic(place.dynamo) as counts:
+            if out_by == "drain":
+                status, said = await place.cli("drain", victim.name, "--reason", "swap a cable", "--wait")
+                assert status == 0, said
+                await place.dynamo.kill(victim.name)
+            else:
+                place.line(victim.name, 79, "GPU has fallen off the bus.")
+            drain = await place.drain_of(victim.name, "out")
+            await place.dynamo.spawn(victim.name)
+
+            async def noticed() -> bool:  # Dynamo takes it in by itself, perhaps too briefly to be seen from here
+                return "came back by itself" in (place.folder / "c1.log").read_text()
+
+            await place.until(noticed, "the controller sees that it came back")
+            await place.stays_out(victim, 5)
+            status, said = await place.cli("undrain", victim.name, "--reason", "done")
+            assert status == 0, said
+            await place.back(victim.name, drain["id"])
+        assert (counts.failed, dict(counts.errors)) == (0, {})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_reset_that_does_not_help_leaves_the_worker_out(tmp_path: Path) -> None:
+    """It answers its one token, but the driver still says pending: it gets no request, and at the deadline a person is asked."""
+    policy, changed = re.subn(r'(?m)^verify_deadline = "15m"', 'verify_deadline = "12s"', default_policy_text())
+    assert changed == 1
+    async with site(tmp_path, policy=policy) as place:
+        victim, place.reset_helps = place.dynamo.workers[0], False
+        async with traffic(place.dynamo) as counts:
+            place.set_gpu(victim.name, rows_pending=1)
+            drain = await place.drain_of(victim.name, "verifying")
+
+            async def passed() -> bool:
+                return bool((await place.drains())[victim.name].get("verified"))
+
+            await place.until(passed, "the active test passed")
+            await place.stays_out(victim, 3)
+            await place.drain_of(victim.name, "out")
+            await place.stays_out(victim, 3)
+            assert place.pagerduty.actions() == ["trigger"]
+            place.set_gpu(victim.name, rows_pending=0)  # another GPU
+            status, said = await place.cli("undrain", victim.name, "--reason", "GPU replaced")
+            assert status == 0, said
+            await place.over(drain["incident"])
+            await place.until(lambda: place.in_flight(victim), "requests run on the worker again")
+        assert (counts.failed, dict(counts.errors)) == (0, {})
+        assert place.pagerduty.actions() == ["trigger", "resolve"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_gpu_that_fails_again_on_the_way_back(tmp_path: Path) -> None:
+    """Undrained too early: the new process hangs and the kernel says 79 again; it is ended, stays out, and no request fails."""
+    async with site(tmp_path) as place:
+        victim, place.starts_hung = place.dynamo.workers[0], True
+        async with traffic(place.dynamo) as counts:
+            place.line(victim.name, 79, "GPU has fallen off the bus.")
+            await place.drain_of(victim.name, "out")
+            status, said = await place.cli("undrain", victim.name, "--reason", "looks fine to me")
+            assert status == 0, said
+            await place.drain_of(victim.name, "verifying")
+            await asyncio.sleep(6)  # a line of the same kind within five seconds is the same occurrence
+            place.line(victim.name, 79, "GPU has fallen off the bus.")
+            await place.drain_of(victim.name, "out")
+            assert not victim.running
+            place.starts_hung = False
+            status, said = await place.cli("undrain", victim.name, "--reason", "GPU reseated, tray rebooted")
+            assert status == 0, said
+            await place.until(lambda: place.in_flight(victim), "requests run on the worker again")
+        assert (counts.failed, dict(counts.errors)) == (0, {})
+        assert [d.action for d in place.deeds] == ["kill_worker", "start_worker"] * 2
+        assert place.pagerduty.actions().count("trigger") == 1
