@@ -21,7 +21,8 @@ import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from sentinel.controller.asks import Ask, refusal, unknown, written
+from sentinel.controller import bounds
+from sentinel.controller.asks import TARGET_MAX, Ask, refusal, unknown, written
 from sentinel.controller.auth import Refused, Tokens
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import Busy, DeciderFailed, SteppedDown
@@ -29,7 +30,7 @@ from sentinel.controller.metrics import Metrics
 from sentinel.controller.status import status_of
 from sentinel.controller.term import Term
 from sentinel.decide.events import Asked, Record
-from sentinel.model import CommandResult, Drain, Report
+from sentinel.model import CommandResult, Drain
 from sentinel.shipped import runbook
 
 log = structlog.get_logger(__name__)
@@ -74,7 +75,6 @@ class Api:
     ) -> None:
         self._seat, self._nodes, self._operators = seat, nodes, operators
         self._desk, self._metrics, self._clock = desk, metrics, clock
-        self._report = msgspec.json.Decoder(Report)
         self._result = msgspec.json.Decoder(CommandResult)
         self._ask = msgspec.json.Decoder(Ask)
 
@@ -106,7 +106,9 @@ class Api:
         try:
             node = self._nodes.name(request.headers.get("Authorization"))
             term = self._term()
-            report = await self._body(request, self._report, "a report")
+            report = await self._body(request, bounds.decode, "a report")
+            if len(report.session) > bounds.SESSION_MAX:
+                raise _error(web.HTTPBadRequest, f"session: it is longer than {bounds.SESSION_MAX} characters")
             if report.node != node:
                 raise Refused(403, f"this token is {node!r}'s; a report for {report.node!r} needs that node's own token")
             return _json(await term.ingest.take(report))
@@ -141,10 +143,12 @@ class Api:
     async def results(self, request: web.Request) -> web.Response:
         node = self._nodes.name(request.headers.get("Authorization"))
         self._term()
-        result = await self._body(request, self._result, "a command's result")
+        result = await self._body(request, self._result.decode, "a command's result")
         if result.node != node:
             raise Refused(403, f"this token is {node!r}'s; a result for {result.node!r} needs that node's own token")
-        self._desk.settle(result)
+        if len(result.id) > bounds.SESSION_MAX:
+            raise _error(web.HTTPBadRequest, f"id: it has {len(result.id)} characters; no command is called that")
+        self._desk.settle(msgspec.structs.replace(result, detail=bounds.cut(result.detail, bounds.LINE_MAX)))
         return web.Response(status=204)
 
     # -- operators ----------------------------------------------------------------------------------------------------
@@ -161,6 +165,8 @@ class Api:
     async def explain(self, request: web.Request) -> web.Response:
         self._operator(request)
         term, target = self._term(), written(request.match_info["target"])
+        if len(target) > TARGET_MAX:
+            raise _error(web.HTTPBadRequest, f"target: it has {len(target)} characters; wanted {TARGET_MAX} at most")
         if sentence := term.ledger.unknown(target, term.ingest.components(), incidents=True):
             raise _error(web.HTTPNotFound, sentence)
         return _json(term.core.decider.explain(target))
@@ -168,7 +174,7 @@ class Api:
     async def ask(self, request: web.Request) -> web.Response:
         by = self._operator(request)
         term = self._term()
-        ask = await self._body(request, self._ask, "a request of an operator")
+        ask = await self._body(request, self._ask.decode, "a request of an operator")
         ask = msgspec.structs.replace(ask, target=written(ask.target.strip()))
         if sentence := refusal(ask, self._clock()):
             raise _error(web.HTTPBadRequest, sentence)
@@ -230,11 +236,15 @@ class Api:
             raise Refused(403, f"this token is {name!r}'s; what is for {node!r} needs that node's own token")
         return name
 
-    async def _body(self, request: web.Request, decoder: msgspec.json.Decoder[T], what: str) -> T:
+    async def _body(self, request: web.Request, decode: Callable[[bytes], T], what: str) -> T:
+        if request.headers.get("Content-Encoding", "identity") != "identity":  # a few bytes that unfold into gigabytes
+            raise _error(web.HTTPUnsupportedMediaType, "the body is compressed; wanted plain JSON")
         try:
-            return decoder.decode(await request.read())
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decode(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, bounds.NotAReport) as error:
             raise _error(web.HTTPBadRequest, f"the body is not {what}: {error}") from None
+        except RecursionError:
+            raise _error(web.HTTPBadRequest, f"the body is not {what}: it is nested without end") from None
 
     async def _let_go(self, _: web.Application) -> None:
         self._desk.let_go()

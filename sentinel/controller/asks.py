@@ -6,16 +6,19 @@ one that is turned away is told so in a sentence that names the key or the names
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from sentinel.controller.ledger import Ledger
+from sentinel.durations import LONGEST_H
 from sentinel.model import Component, pci_address
 
 REASON_MAX = 500  # characters
+TARGET_MAX = 300
+DEADLINE_MAX = 86_400.0  # seconds that requests in flight are waited for
+LONGEST_S = LONGEST_H * 3600.0
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,14 +45,16 @@ def refusal(ask: Ask, now: float) -> str:
     """Why the request makes no sense by itself; "" when it does."""
     if not ask.target:
         return "target: it is empty; wanted a worker, a node or a device"
+    if len(ask.target) > TARGET_MAX:
+        return f"target: it has {len(ask.target)} characters; wanted {TARGET_MAX} at most"
     if ask.verb in ("drain", "undrain", "hold") and not ask.reason.strip():
         return f"reason: {ask.verb} needs one; it is what the next person on call will read"
     if len(ask.reason) > REASON_MAX:
         return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
-    if ask.deadline_s is not None and not (0 <= ask.deadline_s < math.inf):
-        return f"deadline_s: wanted seconds, zero or more, got {ask.deadline_s!r}"
-    if ask.until is not None and not (now < ask.until < math.inf):
-        return f"until: wanted a time to come in seconds since 1970, got {ask.until!r}"
+    if ask.deadline_s is not None and not (0 <= ask.deadline_s <= DEADLINE_MAX):
+        return f"deadline_s: wanted seconds, from 0 to {DEADLINE_MAX:g}, got {ask.deadline_s!r}"
+    if ask.until is not None and not (now < ask.until < now + LONGEST_S):
+        return f"until: wanted a time to come, within ten years, in seconds since 1970, got {ask.until!r}"
     return ""
 
 

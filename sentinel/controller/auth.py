@@ -40,7 +40,7 @@ def new_token() -> str:
 
 
 def digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()  # a header may hold any bytes
 
 
 def read_tokens(path: Path, key: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ batch, this ledger does not. What always holds:
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -99,6 +100,14 @@ class Ledger:
             w.name: routed.get(w.name, WorkerState.STANDBY if w.standby else WorkerState.ACTIVE) for w in self.fleet.workers
         }
 
+    def own(self, node: str, component: Component) -> bool:
+        """Whether a node may speak of this component: of itself, and of a configured worker only where that runs."""
+        if component.node != node or component.worker is None:
+            return component.node == node
+        worker = self.workers.get(component.worker)
+        places = {*worker.nodes, *(g.node for g in worker.gpus)} if worker else set()
+        return not places or node in places
+
     def unknown(self, target: str, seen: Iterable[Component], *, incidents: bool = False) -> str:
         """"" when the target names a worker, a node, a device that is configured or was reported, or an incident.
 
@@ -114,10 +123,22 @@ class Ledger:
             names |= set(self.incidents)
         if any(d.startswith(target + "/") for d in devices):
             return ""  # a device whose parts were reported
-        close = difflib.get_close_matches(target, sorted(names | devices), n=3, cutoff=0.5)
+        # Of the ten thousands of names only those that begin and end alike are compared letter by letter: this runs between
+        # two renewals of the lease.
+        alike = heapq.nlargest(100, sorted(names | devices), key=lambda n: _ends(n, target))
+        close = difflib.get_close_matches(target, alike, n=3, cutoff=0.5)
         kinds = "worker, node, device or incident" if incidents else "worker, node or device"
         hint = f"did you mean {_either(close)}?" if close else f"known are {_some(sorted(self.workers))}"
         return f"no {kinds} is called {target!r}; {hint}"
+
+
+def _ends(name: str, target: str) -> int:
+    """How many characters two names have in common at their beginning and at their end."""
+    return _run(name, target) + _run(name[::-1], target[::-1])
+
+
+def _run(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _either(names: Sequence[str]) -> str:

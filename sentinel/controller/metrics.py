@@ -21,6 +21,7 @@ from sentinel.model import DrainState, Response, WorkerState
 
 REPORT_OUTCOMES = (
     "accepted", "repeated", "gap", "clock_off", "malformed", "too_large", "no_token", "wrong_node", "busy", "not_leader", "failed",
+    "foreign", "absurd",
 )
 EFFECTS = (Deroute, Reroute, AwaitIdle, StopWorker, StartWorker, Repair, Verify, Look, SendPage)
 

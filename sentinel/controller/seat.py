@@ -112,7 +112,7 @@ class Controller:
     async def start(self) -> None:
         """Bind, serve, and begin to ask for the lease. Raises ConfigError when the address cannot be bound."""
         api = Api(self, nodes=self._nodes, operators=self._operators, desk=self._desk, metrics=self._metrics, clock=self._clock)
-        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=2.0)
+        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=2.0, auto_decompress=False)
         await self._runner.setup()
         host, port = _address(self.settings.listen)
         try:

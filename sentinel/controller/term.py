@@ -25,7 +25,7 @@ from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.watch import Watch
 from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, Restored, Tick
-from sentinel.model import Fleet, Report, Worker, WorkerSeen
+from sentinel.model import Component, Fleet, Report, Worker, WorkerSeen
 from sentinel.serving import Adapter
 from sentinel.store import Stored, StoreError
 
@@ -75,7 +75,9 @@ class Term:
             decider=decider, store=store, epoch=lease.epoch, valid=lease.valid, ledger=self.ledger, journal=journal,
             metrics=metrics, begin=self._effects.begin,
         )
-        self.ingest = Ingest(submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=self._learn, clock=clock)
+        self.ingest = Ingest(
+            submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=self._learn, own=self.ledger.own, clock=clock
+        )
 
     async def feed(self, event: AnyEvent) -> list[AnyInstruction]:
         """Submit one event and wait until what it caused is durable."""
@@ -119,7 +121,8 @@ class Term:
     def _learn(self, report: Report) -> None:
         """Tell the adapters what a node says of the workers that run on it, and of no others."""
         workers = self.ledger.workers
-        mine = [s for s in report.workers if s.worker in workers and report.node in (workers[s.worker].nodes or (report.node,))]
+        here = (Component(node=report.node, device=f"worker@{s.worker}") for s in report.workers)
+        mine = [s for s, c in zip(report.workers, here, strict=True) if s.worker in workers and self.ledger.own(report.node, c)]
         if mine:
             self._serving.learn(mine)
 

@@ -20,7 +20,9 @@ def repair_target(finding: Finding, worker: Worker | None) -> str:
     c = finding.component
     if c.gpu is not None:
         return str(Component(node=c.node, device=c.device))
-    return worker.nodes[0] if c.worker is not None and worker and worker.nodes else c.node if c.worker is not None else str(c)
+    if c.worker is not None:
+        return worker.nodes[0] if worker and worker.nodes else c.node
+    return c.node if "/" in c.device + c.part else str(c)  # what could not be read back would name nothing
 
 
 class Repairs:

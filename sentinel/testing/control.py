@@ -160,7 +160,7 @@ class Caller:
         self._session, self.url = session, url
 
     async def call(self, method: str, path: str, who: str | None = "ada", **options: Any) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer token-of-{who}"} if who else {}
+        headers = ({"Authorization": f"Bearer token-of-{who}"} if who else {}) | options.pop("headers", {})
         async with self._session.request(method, self.url + path, headers=headers, **options) as response:
             body = await response.read()
             is_json = response.headers.get("Content-Type", "").startswith("application/json")
