@@ -23,6 +23,7 @@ from aiohttp import web
 from sentinel.config import ConfigError, ControllerSettings
 from sentinel.controller.api import Api
 from sentinel.controller.auth import Tokens
+from sentinel.controller.clock import Steady
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import Decides, SteppedDown
 from sentinel.controller.effects import Pager
@@ -62,7 +63,7 @@ class Controller:
         self.name, self.url = settings.name, settings.advertise.rstrip("/")
         self._runbooks = runbooks.rstrip("/")
         self.decider = decider  # makes a fresh one for each leadership
-        self._store, self._serving, self._desk, self._pager, self._clock = store, serving, desk, pager, clock
+        self._store, self._serving, self._desk, self._pager, self._clock = store, serving, desk, pager, Steady(clock)
         self._metrics = metrics or Metrics()
         self._journal = Journal(settings.journal_dir, settings.journal_max_bytes)
         self._metrics.registry.register(Gauges(self, lambda: self._journal.errors))

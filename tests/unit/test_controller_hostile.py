@@ -27,7 +27,7 @@ from sentinel.testing.decisions import PCIS, rack
 FINDING = {"id": "t03:1", "check": "gpu.odd", "component": {"node": "t03", "device": f"gpu@{PCIS[0]}"}, "at": 1.0}
 
 
-def body(*findings: dict[str, Any], **fields: Any) -> bytes:
+def body(*findings: Any, **fields: Any) -> bytes:
     return json.dumps({"node": "t03", "session": "s", "seq": 1, "at": time.time(), "findings": findings, **fields}).encode()
 
 
