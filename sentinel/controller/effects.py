@@ -6,12 +6,14 @@ This module exists so that acting on the world is one table from effect to verb.
 * The next effect of a lane begins after the Done of the one before is durable: an effect that a crash makes us repeat is
   never repeated *after* a later one of its lane.
 * Whatever goes wrong becomes Done(ok=None) with a sentence. Cancelled (another leader takes over), an effect stays pending.
-* A page that nobody could take now stays pending and is tried again; it is never dropped for the network's sake.
+* A page that nobody could take now stays pending and is tried again; it is never dropped for the network's sake. One that
+  is over before it got through is given up: nobody is woken for what has ended an hour ago.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -212,12 +214,19 @@ class Effects:
             try:
                 delivered = await self._pager.send(page)
             except PagerError as error:
+                if page.event != "resolve" and self._resolved(effect):
+                    return False, f"it was over before it got through: {error}", {}
                 pause = max(pause, min(error.retry_after_s, PAGE_RETRY[1]))
                 log.warning("a page was not delivered yet; it is tried again", page=page.id, error=str(error), in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, PAGE_RETRY[1])
                 continue
             return delivered, "" if delivered else "the page was rejected for good; see the log for what the receiver said", {}
+
+    def _resolved(self, effect: SendPage) -> bool:
+        """Whether the end of what this page is about waits behind it."""
+        behind = itertools.islice(self._lanes[effect.lane], 1, None)
+        return any(isinstance(e, SendPage) and e.page.event == "resolve" for e in behind)
 
 
 def _name(effect: AnyEffect) -> str:

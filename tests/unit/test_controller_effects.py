@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -207,6 +208,24 @@ class TestPages:
         done = await world.end_of(of(SendPage, page=self.PAGE))
         assert done.ok is True
         assert [p.runbook for p in world.pager.pages] == ["http://c1/runbooks/gpu-off-bus"]
+
+    async def test_a_page_that_is_over_before_it_got_through_wakes_nobody(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The receiver was away for as long as the incident lasted: its trigger is given up, and its end has its turn."""
+        monkeypatch.setattr(module, "PAGE_RETRY", (0.01, 0.02))
+        world.pager.trouble = PagerError("PagerDuty answered 503")
+        trigger = of(SendPage, 1, "page", page=self.PAGE)
+        world.effects.begin([trigger])
+        await until(lambda: world.pager.tries >= 2, "it is tried")
+        over = msgspec.structs.replace(self.PAGE, id="i1/resolve", event="resolve")
+        world.effects.begin([of(SendPage, 2, "page", page=over)])
+        await until(lambda: world.dones, "the trigger is given up")
+        assert (world.dones[0].instruction, world.dones[0].ok) == (trigger.id, False)
+        assert "over before it got through" in world.dones[0].detail
+        world.pager.trouble = None
+        await until(lambda: len(world.dones) == 2, "the pager, which knows whether there is anything to end, has the resolve")
+        assert [p.event for p in world.pager.pages] == ["resolve"]
 
     async def test_a_page_nobody_takes_now_is_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """PagerError is no end: the page stays pending, is tried again, and is delivered once."""
