@@ -19,6 +19,7 @@ import time
 from ctypes import byref
 from typing import Any
 
+from probes.nvml_counters import ALL_LINKS, Counters
 from sentinel.model import pci_address
 
 SLOW_S = 30.0
@@ -48,7 +49,6 @@ FIELDS = {
 FIELDS_SLOW = {"memory_temperature_c": 82, "pcie_replays": 94}
 SLOWDOWN_NS = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # time spent slowed, since driver load
 LINK_COUNT, LINK_SPEED, LINK_STATE = 91, 164, 165  # the latter two: scope = link
-ALL_LINKS = 0xFFFFFFFF  # scope of NVLink5 counters that sums over the GPU (DcgmCacheManager)
 LINK_TOTALS = {  # NVLink5 (Blackwell); Hopper answers NotSupported
     "malformed_packets": 206,
     "buffer_overruns": 207,
@@ -124,6 +124,7 @@ class GpuReader:
 
     def __init__(self, nvml: Any, handle: Any, index: int | None = None) -> None:
         self._nvml, self._handle = nvml, handle
+        self._counters = Counters(self._fields)
         self._fixed: dict[str, Any] = {"pci": None, "index": index}
         self._slow: dict[str, Any] = {}
         self._unread_slow: dict[str, int] = {}
@@ -138,7 +139,9 @@ class GpuReader:
                 self._fixed = self._identity(self._fixed["index"])
             if not self._slow or not 0 <= now - float(self._slow["slow_at"]) < SLOW_S:
                 self._unread = {}
-                self._slow = {**self._read_slow(), "slow_at": now}
+                slow = self._read_slow()
+                links = int(self._fixed["link_count"] or 0)
+                self._slow = {**slow, **self._counters.read(links, slow["link_totals"], now), "slow_at": now}
                 self._unread_slow = self._unread
             self._unread = dict(self._unread_slow)
             fast = self._read_fast()

@@ -23,6 +23,7 @@ import pynvml
 
 from probes import nvml as reader
 from probes.nvml import FIELDS, FIELDS_SLOW, LINK_COUNT, LINK_SPEED, LINK_STATE, LINK_TOTALS, SLOWDOWN_NS, IndexReader
+from probes.nvml_counters import ALL_LINKS, BANKS, C2C, C2C_COUNT, FEC_TAIL, LEGACY, ONCE_IN_A_WHILE, PER_LINK
 
 STATE_FILE = "SENTINEL_FAKE_NVML_STATE"  # environment: the file that from_file() reads, again whenever it changes
 
@@ -84,6 +85,23 @@ class FakeGpu(msgspec.Struct, kw_only=True):
                 raise KeyError(f"a reading of a GPU has no {name!r}")
         return self
 
+    def count(self, name: str, more: int, link: int | None = None) -> FakeGpu:
+        """Let an error counter of NVLinks rise, of one link and with it in the GPU's sum; no link: of the sum alone."""
+        field = (PER_LINK | FEC_TAIL | LEGACY)[name]
+        if link is not None:
+            self.link_fields[field][link] += more
+        if field in self.totals:
+            self.totals[field] += more
+        return self
+
+    def c2c(self, links: int, **values: Any) -> FakeGpu:
+        """Give it that many links to its CPU, healthy but for ``values`` by name (``status=[0, 1]``); see nvml_counters.C2C."""
+        healthy = {"status": 1, "mbps": 44712, "crc": 0, "replays": 0, "replays_b2b": 0, "power": 0}
+        self.fields[C2C_COUNT] = links
+        for name, field in C2C.items():
+            self.link_fields[field] = list(values.get(name, [healthy[name]] * links))
+        return self
+
     def link(self, number: int, state: int | None) -> FakeGpu:
         """Set one NVLink: 0 inactive, 1 active, 2 sleep, 3 traffic disabled, None not supported."""
         self.link_fields[LINK_STATE][number] = NOT_SUPPORTED if state is None else state
@@ -119,7 +137,11 @@ def gb200(pci: str = "0008:01:00.0", number: int = 1) -> FakeGpu:
     gpu.set(ecc_enabled=1, link_count=18, links=[1] * 18, **dict.fromkeys(LINK_TOTALS, 0))
     gpu.set(effective_ber=15 << 8 | 238, symbol_ber=15 << 8 | 238)  # the floor of an aggregated, error-free Blackwell GPU
     gpu.link_fields[LINK_SPEED] = [53125] * 18
-    return gpu
+    for field in (PER_LINK | FEC_TAIL).values():
+        gpu.link_fields[field], gpu.totals[field] = [0] * 18, 0
+    gpu.fields |= {ONCE_IN_A_WHILE["link_version"]: 7, ONCE_IN_A_WHILE["switch_links"]: 18}
+    gpu.fields |= dict(zip(BANKS.values(), (0, 0, 96, 0, 0), strict=True))
+    return gpu.c2c(10)
 
 
 def h200(pci: str = "0000:00:06.0", number: int = 1) -> FakeGpu:
@@ -129,7 +151,10 @@ def h200(pci: str = "0000:00:06.0", number: int = 1) -> FakeGpu:
     gpu.set(fabric_clique=0, fabric_health_mask=0, fabric_summary=0, power_average_mw=80_326, power_instant_mw=80_131)
     gpu.set(power_limit_mw=700_000, rows_histogram={"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0})
     gpu.set(**dict.fromkeys(LINK_TOTALS, None))
-    gpu.link_fields[LINK_SPEED] = [26562] * 18
+    gpu.link_fields = {LINK_STATE: [1] * 18, LINK_SPEED: [26562] * 18, **{field: [0] * 18 for field in LEGACY.values()}}
+    gpu.totals = dict.fromkeys(gpu.totals, NOT_SUPPORTED)
+    gpu.fields = {i: v for i, v in gpu.fields.items() if i not in (*BANKS.values(), C2C_COUNT)}
+    gpu.fields[ONCE_IN_A_WHILE["link_version"]] = 6
     return gpu
 
 
@@ -284,12 +309,12 @@ class FakeNvml:
 
     @staticmethod
     def _field(gpu: FakeGpu, field: int, scope: int) -> Any:
-        if field in gpu.totals:
-            return gpu.totals[field] if scope == reader.ALL_LINKS else NOT_SUPPORTED
+        if field in gpu.totals and scope == ALL_LINKS:
+            return gpu.totals[field]
         if field in gpu.link_fields:
             links = gpu.link_fields[field]
             return links[scope] if scope < len(links) else {"nvml_error": pynvml.NVML_ERROR_INVALID_ARGUMENT}
-        return gpu.fields.get(field, NOT_SUPPORTED)
+        return gpu.fields.get(field, NOT_SUPPORTED) if scope != ALL_LINKS else NOT_SUPPORTED
 
     def _gpu(self, handle: _Handle, name: str) -> FakeGpu:
         while True:

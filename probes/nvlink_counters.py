@@ -1,0 +1,237 @@
+"""What the error counters of NVLinks mean: which rises matter, how often they must repeat, and whom they accuse.
+
+This module exists so that a link that gets worse is told from one that has failed and from one that only had a bad moment.
+What always holds:
+
+* Only a rise between two readings counts; the first look, and one in which a counter became smaller (a reset), count nothing.
+* What was read per link is judged per link and said about the GPU, naming the links; else the GPU's sum is judged.
+* Nothing here is fatal but a link recovery that failed: errors that were corrected or sent again are for a person to read.
+
+Sources: NVIDIA DCGM 4.6 (DcgmHealthWatch: one error a minute fails, CRC errors matter from 100 a second on, a successful
+recovery warns, a failed one fails, bit error rates of 1e-12), Azure healthagent (warns at 1e-6), NVIDIA Health Validation
+(link speed); where a number is our own judgement the comment says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from probes.judging import Judge
+from probes.profile import SPEED_TOLERANCE
+from probes.windows import Windows, moment, number, table
+from sentinel.model import Action, Component, Severity, Suspect
+
+# -- thresholds ---------------------------------------------------------------------------------------------------------------
+
+CRC_PER_S = 100.0  # DCGM_LIMIT_MAX_NVLINK_CRC_ERROR
+EFFECTIVE_BER_MOST, EFFECTIVE_BER_BAD = 1e-12, 1e-6  # DCGM fails above the first, Azure warns above the second
+SPEED_RUN = 3  # slow reads in a row (judgement: a link that trains shows odd speeds)
+BER_ZERO, BER_FLOOR = (15, 255), (15, 238)  # packed (mantissa, exponent): no error on a link, no error over a GPU's links (DCGM)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rise of any of ``counters`` (by at least ``per_s``) makes a window bad; bad windows among the last ``of`` make a state.
+
+    One bad window is said with certainty ``lone`` (0: it is not said at all), ``needs`` of them with ``sure``.
+    """
+
+    check: str
+    counters: tuple[str, ...]
+    says: str
+    needs: int
+    of: int
+    lone: float
+    sure: float
+    action: Action = Action.INSPECT
+    suspect: Suspect = Suspect.SELF
+    per_s: float = 0.0
+
+
+# Windows are 30 s where the GPU keeps sums and 120 s where it does not. DCGM fails every one of these at one error a minute;
+# that one alone is no reason to wake anybody, and that two or three in five minutes are, is our judgement.
+RULES = (
+    Rule("gpu.nvlink_symbol_errors", ("symbol_errors",), "symbol errors that error correction could not mend",
+         needs=3, of=10, lone=0.5, sure=0.9),
+    Rule("gpu.nvlink_packet_errors", ("malformed_packets", "buffer_overruns", "receive_errors", "receive_general_errors"),
+         "packets that were broken or found no room", needs=2, of=10, lone=0.5, sure=0.9),
+    Rule("gpu.nvlink_integrity", ("local_integrity_errors",), "times past the link's own error threshold",
+         needs=2, of=10, lone=0.5, sure=0.9),
+    Rule("gpu.nvlink_remote_errors", ("receive_remote_errors",), "packets that the other end had marked as broken",
+         needs=2, of=10, lone=0.6, sure=0.8, action=Action.NONE, suspect=Suspect.PEER),
+    Rule("gpu.nvlink_discards", ("transmit_discards",), "packets that could not be sent",
+         needs=10, of=10, lone=0.4, sure=0.5, action=Action.NONE),  # what a link that went down for another reason shows, too
+    Rule("gpu.nvlink_replays", ("dl_replay",), "replays", needs=3, of=10, lone=0.5, sure=0.8),
+    Rule("gpu.nvlink_crc", ("dl_crc",), "CRC errors", needs=2, of=3, lone=0.5, sure=0.9, per_s=CRC_PER_S),
+    # Random errors at a healthy rate (below 1e-6 before correction) make no codeword with eight bad symbols in a lifetime;
+    # at 1e-4 there are some every second. So a tail that goes on growing is a link on its way down (judgement, from arithmetic).
+    Rule("gpu.nvlink_fec_tail", tuple(f"fec_{k}" for k in range(8, 16)), "codewords that took eight or more corrections",
+         needs=3, of=5, lone=0.0, sure=0.5, action=Action.NONE),
+)  # fmt: skip
+RECOVERED, FAILED = ("recovery_successful", "dl_recovery"), ("recovery_failed",)
+
+Gpu = Mapping[str, Any]
+
+
+def judge_links(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expected: Mapping[str, Any]) -> None:
+    """Judge the NVLink counters of one answered GPU. ``memory``: this GPU's own; ``expected``: ``nvlink_mbps``, where known."""
+    own = memory.setdefault("nvlink", {})
+    rises = _rises(gpu, own.setdefault("counters", {}))
+    for rule in RULES:
+        _rule(j, c, rule, rises, own)
+    for check, counters in (("gpu.nvlink_recovered", RECOVERED), ("gpu.nvlink_recovery_failed", FAILED)):
+        _recoveries(j, c, check, counters, rises)
+    _history(j, c, gpu)
+    _bit_errors(j, c, gpu)
+    _speed(j, c, gpu, own, expected.get("nvlink_mbps"))
+
+
+# -- rises --------------------------------------------------------------------------------------------------------------------
+
+Rises = dict[str, tuple[float, dict[int, int]]]  # counter → (seconds of the window, link → rise); link -1: all links together
+
+
+def _rises(gpu: Gpu, before: dict[str, Any]) -> Rises:
+    """What rose since the last reading of each counter; a counter whose reading is the same one as before is left out."""
+    found: Rises = {}
+    began_anew = False
+    for name, at, values in _counters(gpu):
+        last = before.get(name)
+        if last is not None and at == last["at"]:
+            continue
+        before[name] = {"at": at, "values": values}
+        if last is None or at < last["at"] or len(last["values"]) != len(values):
+            continue  # the first look, or a clock that was set back: how long it took is not known
+        pairs = [(n, a, b) for n, (a, b) in enumerate(zip(last["values"], values, strict=True)) if a is not None and b is not None]
+        began_anew = began_anew or any(b < a for _, a, b in pairs)
+        found[name] = (at - last["at"], {(n if len(values) > 1 else -1): b - a for n, a, b in pairs})
+    if began_anew:  # a GPU that was reset trained its links anew, and counted meanwhile
+        return {}
+    return found
+
+
+def _counters(gpu: Gpu) -> list[tuple[str, float, list[int | None]]]:
+    """(counter, time of its values, value per link); one value: the sum over all links, where no link answered."""
+    found = []
+    by_link = table(gpu.get("link_counters"))
+    for name, counter in by_link.items():
+        at, values = moment(table(counter).get("at")), table(counter).get("links")
+        if at is not None and isinstance(values, list):
+            found.append((str(name), at, [number(v) for v in values]))
+    for group, stamp in (("link_totals", "slow_at"), ("fec_tail", "seldom_at")):
+        at = moment(gpu.get(stamp))
+        for name, value in table(gpu.get(group)).items():
+            if name not in by_link and number(value) is not None and at is not None:
+                found.append((str(name), at, [number(value)]))
+    return found
+
+
+def _rule(j: Judge, c: Component, rule: Rule, rises: Rises, own: dict[str, Any]) -> None:
+    windows = Windows(own)
+    links: dict[int, int] = {}
+    seconds = 0.0
+    for name in rule.counters:
+        if name in rises:
+            seconds, rose = rises[name]
+            for link, rise in rose.items():
+                links[link] = links.get(link, 0) + rise
+    seen: dict[str, Any] = own.setdefault("seen", {})
+    for link, rise in links.items():
+        windows.push(f"{rule.check}/{link}", rise > 0 and rise >= rule.per_s * seconds, rule.of)
+    if links:
+        worst = {str(n): r for n, r in sorted(links.items()) if r > 0 and r >= rule.per_s * seconds}
+        seen[rule.check] = {"known": sorted({*seen.get(rule.check, {}).get("known", ()), *links}),
+                            "last": worst or seen.get(rule.check, {}).get("last", {}), "s": seconds}  # fmt: skip
+    elif rule.check not in seen:
+        return  # not measured, or measured once
+    counts = {n: windows.count(f"{rule.check}/{n}") for n in seen[rule.check]["known"]}
+    bad = [n for n, count in counts.items() if count]
+    sure = max(counts.values(), default=0) >= rule.needs
+    if bad and not sure and not rule.lone and not j.was(rule.check, c):
+        return  # not decided yet
+    where = [n for n in bad if n >= 0]
+    named = f" on link{'s' if len(where) > 1 else ''} {', '.join(map(str, where))}" if where else ""
+    last = seen[rule.check]["last"]
+    j.state(rule.check, c, bool(bad), severity=Severity.WARNING, action=rule.action, suspect=rule.suspect,
+            certainty=rule.sure if sure else rule.lone or rule.sure, facts={"links": where, "rise": last},
+            evidence=tuple(f"{'all links' if n == '-1' else f'link {n}'}: +{r} in {seen[rule.check]['s']:.0f} s"
+                           for n, r in list(last.items())[:18]),
+            summary=f"NVLink{named}: {rule.says}, in {max(counts.values(), default=0)} of the last {rule.of} windows.")
+
+
+def _recoveries(j: Judge, c: Component, check: str, counters: tuple[str, ...], rises: Rises) -> None:
+    for name in counters:
+        seconds, rose = rises.get(name, (0.0, {}))
+        for link, rise in rose.items():
+            if rise <= 0:
+                continue
+            where = c if link < 0 else Component(node=c.node, device=c.device, part=f"nvlink{link}")
+            which = "An NVLink" if link < 0 else f"NVLink {link}"
+            said: dict[str, Any] = {"count": rise, "certainty": 0.8, "facts": {"links": [link] if link >= 0 else []},
+                                    "evidence": (f"{name}: +{rise} in {seconds:.0f} s",)}  # fmt: skip
+            if counters is FAILED:
+                j.event(check, where, severity=Severity.FATAL, action=Action.RESET_GPU, **said,
+                        summary=f"{which} lost its connection and could not restore it.")
+            else:
+                j.event(check, where, severity=Severity.WARNING, **said,
+                        summary=f"{which} lost its connection and restored it, {rise} times in {seconds:.0f} s.")
+
+
+# -- states -------------------------------------------------------------------------------------------------------------------
+
+
+def _history(j: Judge, c: Component, gpu: Gpu) -> None:
+    """Failures of before the first look: DCGM fails on the number itself, which stands until the driver is loaded again."""
+    failed = number(table(gpu.get("link_totals")).get("recovery_failed"))
+    if failed is not None:
+        j.state("gpu.nvlink_recovery_history", c, failed > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7,
+                evidence=(f"recovery_failed={failed}",),
+                summary=f"{failed} NVLink recoveries have failed since the driver was loaded.")
+
+
+def rate_of(packed: Any, *, floor: tuple[int, int] = BER_FLOOR) -> float | None:
+    """A packed bit error rate (mantissa in bits 11:8, exponent in 7:0) as a number; 0.0 at and below ``floor``; None: none."""
+    if isinstance(packed, float):
+        return packed if 0.0 < packed < 1.0 else 0.0 if packed == 0.0 else None  # a driver that answers with the rate itself
+    value = number(packed)
+    if value is None:
+        return None
+    mantissa, exponent = value >> 8 & 0xF, value & 0xFF
+    below = exponent > floor[1] or (exponent == floor[1] and mantissa <= floor[0])
+    clean = mantissa == 0 or (mantissa, exponent) == BER_ZERO or below
+    return 0.0 if clean else float(mantissa) * 10.0**-exponent
+
+
+def _bit_errors(j: Judge, c: Component, gpu: Gpu) -> None:
+    """Rates over all the time since somebody cleared them: worth knowing, and no news by themselves."""
+    totals = table(gpu.get("link_totals"))
+    symbol, effective = rate_of(totals.get("symbol_ber")), rate_of(totals.get("effective_ber"))
+    if symbol is None and effective is None:
+        return
+    much = (effective or 0.0) > EFFECTIVE_BER_BAD
+    wrong = bool(symbol) or (effective or 0.0) > EFFECTIVE_BER_MOST
+    j.state("gpu.nvlink_ber", c, wrong, severity=Severity.WARNING, action=Action.INSPECT if much else Action.NONE,
+            certainty=0.8 if much else 0.5, facts={"symbol_ber": symbol, "effective_ber": effective},
+            evidence=tuple(f"{n}={totals[n]}" for n in ("symbol_ber", "effective_ber") if n in totals),
+            summary=f"Bit errors got past error correction: symbol rate {symbol or 0:.0e}, effective rate {effective or 0:.0e}.")
+
+
+def _speed(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any], nominal: Any) -> None:
+    """Links that are up and slower than their kind's; one that sleeps or is down has no speed to judge."""
+    speeds, states, at = gpu.get("link_speed_mbps"), gpu.get("links"), moment(gpu.get("slow_at"))
+    if not number(nominal) or not isinstance(speeds, list) or not isinstance(states, list) or at is None:
+        return
+    up = {n: s for n, (s, state) in enumerate(zip(speeds, states, strict=False)) if state == 1 and number(s)}
+    if not up:
+        return
+    slow = {n: s for n, s in up.items() if s < nominal * (1 - SPEED_TOLERANCE)}
+    if at != own.get("speed_at"):
+        own["speed_at"] = at
+        own["slow"] = own.get("slow", 0) + 1 if slow else 0
+    if slow and own.get("slow", 0) < SPEED_RUN and not j.was("gpu.nvlink_speed", c):
+        return
+    j.state("gpu.nvlink_speed", c, bool(slow), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
+            facts={"links": sorted(slow), "nominal_mbps": nominal}, evidence=tuple(f"link {n}: {s} MB/s" for n, s in slow.items()),
+            summary=f"{len(slow)} of {len(up)} NVLinks run below {nominal} MB/s, the speed of this kind.")

@@ -1,0 +1,123 @@
+"""What a healthy node of each kind looks like, and which kind this one is, from what its GPUs say about themselves.
+
+This module exists so that nobody has to configure that a GB200 has eighteen NVLinks, and so that a product name alone never
+decides anything. What always holds:
+
+* A kind is ruled out by any measured fact that contradicts it; the product's name only chooses among those that are left.
+* Where several are left, only that on which all of them agree is expected; where none is, nothing is.
+* What the site says (``[agent.expected]``) wins, key by key.
+* ``gpus`` is never filled in: a machine with two passed-through GPUs is whole. The usual number is ``gpus_usual``, a hint.
+* A kind once recognised stays for as long as its memory does: a GPU that has failed no longer shows what it is.
+
+Sources: NVIDIA Health Validation (nvlink_bandwidth_count_speed: 18 links; 53125 MB/s on GB200 and GB300, 26562 on H100;
+gpu_count: 4 on GB200 and GB300), nvml.h for architectures and link versions, a measured H200 host (18 links of 26562 MB/s, link
+version 6); rates of the InfiniBand ports are those of NVIDIA's reference designs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sentinel.model import Reading
+
+HOPPER, BLACKWELL = 9, 10  # NVML_DEVICE_ARCH_*
+NVLINK4, NVLINK5 = 6, 7  # NVML_NVLINK_VERSION_4_0, _5_0
+SPEED_TOLERANCE = 0.10  # some drivers print 50 GB/s where the link runs at 53.125
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of node. Speeds in MB/s per link and direction, as NVML gives them; InfiniBand in Gb/s per port."""
+
+    name: str
+    architecture: int
+    gpus_usual: int
+    nvlinks: int
+    nvlink_mbps: int
+    nvlink_version: int
+    mnnvl: bool  # the NVLink domain spans nodes: registered with a cluster, no Fabric Manager on the node
+    c2c: bool  # the GPU is joined to a Grace CPU
+    pcie_width: int
+    ib_gbps: int
+
+
+PROFILES = (
+    Profile("GB200", BLACKWELL, 4, 18, 53125, NVLINK5, mnnvl=True, c2c=True, pcie_width=16, ib_gbps=400),
+    Profile("GB300", BLACKWELL, 4, 18, 53125, NVLINK5, mnnvl=True, c2c=True, pcie_width=16, ib_gbps=800),
+    Profile("B200", BLACKWELL, 8, 18, 53125, NVLINK5, mnnvl=False, c2c=False, pcie_width=16, ib_gbps=400),
+    Profile("H200", HOPPER, 8, 18, 26562, NVLINK4, mnnvl=False, c2c=False, pcie_width=16, ib_gbps=400),
+    Profile("H100", HOPPER, 8, 18, 26562, NVLINK4, mnnvl=False, c2c=False, pcie_width=16, ib_gbps=400),
+)
+_BY_NAME = {p.name: p for p in PROFILES}
+_EXPECTED = tuple(f.name for f in fields(Profile) if f.name not in ("name", "architecture"))
+_OTHERS = frozenset({"GH200", "PCIE", "NVL"})  # boards of the same chips with other links: bridges in pairs, a Grace beside Hopper
+
+
+def expected_for(reading: Reading, site: Mapping[str, Any], memory: dict[str, Any] | None = None) -> Mapping[str, Any]:
+    """What to expect of the node of a ``gpu`` reading: its profile under what the site says.
+
+    ``profile`` names the kinds it may be. ``nvlinks`` is given only where links are known to be wired: on a domain that spans
+    nodes, or once one of them has been up (an H100 on a PCIe card has eighteen and none is).
+    """
+    gpus = [g for g in reading.data.get("gpus") or () if isinstance(g, Mapping) and "unread" in g]
+    memory = {} if memory is None else memory
+    kinds = recognise(gpus) or tuple(_BY_NAME[n] for n in memory.get("profile", ()) if n in _BY_NAME)
+    wired = bool(memory.get("wired")) or any(s in (1, 2) for g in gpus for s in g.get("links") or ())
+    memory["profile"], memory["wired"] = [k.name for k in kinds], wired
+    if not kinds:
+        return dict(site)
+    agreed: dict[str, Any] = {}
+    for key in _EXPECTED:
+        values = {getattr(kind, key) for kind in kinds}
+        if len(values) == 1:
+            agreed[key] = values.pop()
+    if not (agreed.get("mnnvl") or wired):
+        agreed.pop("nvlinks", None)
+    return {"profile": "/".join(k.name for k in kinds), **agreed, **site}
+
+
+def recognise(gpus: Iterable[Mapping[str, Any]]) -> tuple[Profile, ...]:
+    """The kinds that the GPUs of one node may be of; none when they are of different kinds or of none that is known."""
+    found: set[tuple[Profile, ...]] = {kinds for g in gpus if (kinds := _kinds_of(g)) is not None}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _kinds_of(gpu: Mapping[str, Any]) -> tuple[Profile, ...] | None:
+    """None when this GPU said nothing that could tell."""
+    words = set(str(gpu.get("name") or "").upper().replace("-", " ").split())
+    if gpu.get("architecture") is None and not _fastest(gpu) and not _cluster(gpu):
+        return None  # a name alone is no fact
+    if words & _OTHERS:
+        return ()
+    left = [p for p in PROFILES if _fits(gpu, p)]
+    named = [p for p in left if p.name in words]
+    if named:
+        return tuple(named)
+    # A name that is another kind's (an RTX card, a kind to come) is no reason to expect these; no name at all leaves the facts.
+    return () if words else tuple(left)
+
+
+def _fits(gpu: Mapping[str, Any], kind: Profile) -> bool:
+    """Whether nothing that this GPU says about itself contradicts the kind. What was not measured contradicts nothing."""
+    c2c = (gpu.get("c2c") or {}).get("count")
+    fastest = _fastest(gpu)
+    return (
+        gpu.get("architecture") in (None, kind.architecture)
+        and gpu.get("link_count") in (None, 0, kind.nvlinks)  # 0: passed through alone
+        and gpu.get("link_version") in (None, 0, kind.nvlink_version)
+        and (not c2c or kind.c2c)  # a GB200 whose C2C links are gone is a sick GB200
+        and (kind.mnnvl or not _cluster(gpu))
+        and (not fastest or fastest <= kind.nvlink_mbps * (1 + SPEED_TOLERANCE))
+    )
+
+
+def _cluster(gpu: Mapping[str, Any]) -> bool:
+    return bool(str(gpu.get("fabric_cluster") or "").strip("0"))
+
+
+def _fastest(gpu: Mapping[str, Any]) -> int:
+    """Speed of its fastest link that is up, MB/s; 0 when none was measured."""
+    speeds = zip(gpu.get("link_speed_mbps") or (), gpu.get("links") or (), strict=False)
+    return max((s for s, state in speeds if isinstance(s, int) and state == 1), default=0)
