@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
-from probes.windows import Windows, moment, number, table
+from probes.windows import Windows, listed, moment, number, table
 from sentinel.model import Action, Component, Severity
 
 DOWN_RUN = 2  # readings in a row; they come every two minutes
@@ -30,7 +30,7 @@ def judge_c2c(j: Judge, c: Component, gpu: Mapping[str, Any], memory: dict[str, 
         return
     own = memory.setdefault("c2c", {"at": None, "most": 0, "down": 0, "values": {}})
     fresh = at != own["at"]
-    status = [number(v) for v in c2c.get("status") or ()] if isinstance(c2c.get("status"), list) else []
+    status = [number(v) for v in listed(c2c.get("status"))]
     down = [n for n, s in enumerate(status) if s == 0]
     missing = max(own["most"] - count, 0) if count or not expected.get("c2c") else max(own["most"], 1)
     if fresh:
@@ -56,8 +56,7 @@ def _rates(own: dict[str, Any], c2c: Mapping[str, Any], at: float) -> None:
     windows = Windows(own)
     before, own["values"] = own["values"], {}
     for name, most in (("crc", CRC_PER_S), ("replays", REPLAYS_PER_S), ("replays_b2b", REPLAYS_PER_S)):
-        listed = c2c.get(name)
-        values = [number(v) for v in listed] if isinstance(listed, list) else []
+        values = [number(v) for v in listed(c2c.get(name))]
         own["values"][name] = values
         pairs = [(a, b) for a, b in zip(before.get(name, ()), values, strict=False) if a is not None and b is not None]
         if pairs and at > own["at"] and not any(b < a for a, b in pairs):  # a smaller one began anew

@@ -15,8 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes import Context, ProbeError
+from probes.c2c import judge_c2c
 from probes.gpu_policy import GONE, HUNG_LIKELY_S, HUNG_SURE_S, clusters, judge_gpu
+from probes.gpu_wear import judge_wear
 from probes.judging import Judge
+from probes.nvlink_counters import judge_links
+from probes.profile import expected_for
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, Suspect, gpu_component, pci_address
 
 NO_LIBRARY, NOT_LOADED, MISMATCH = 12, 9, 18  # NVML return codes of initialisation
@@ -44,7 +48,7 @@ class GpuProbe:
         return Reading(probe=self.name, node=context.node, at=time.time(), boot_id=boot, data={**data, "bound": bound})
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
-        """Judge one reading. ``expected``: ``gpus``, ``nvlinks`` (numbers) and ``driver`` (version), where known.
+        """Judge one reading. ``expected``: ``gpus``, ``nvlinks`` (numbers) and ``driver`` (version), where known; see ``profile``.
 
         Raises ProbeError for a reading of another format and for an expectation of the wrong kind.
         """
@@ -53,6 +57,7 @@ class GpuProbe:
         if memory.get("boot") not in (None, reading.boot_id):
             memory.clear()  # every counter and state began anew
         memory["boot"] = reading.boot_id
+        expected = expected_for(reading, expected, memory.setdefault("kind", {}))
         wanted, links = _number(expected, "gpus"), _number(expected, "nvlinks")
         judge = Judge(reading.node, reading.at, memory)
         if not _driver(judge, reading, wanted, expected.get("driver")):
@@ -74,7 +79,11 @@ class GpuProbe:
         for gpu in answered:
             if pci_address(gpu["pci"]) not in off_bus:
                 own = memory.setdefault("gpus", {}).setdefault(pci_address(gpu["pci"]), {})
-                judge_gpu(judge, gpu_component(judge.node, gpu["pci"]), gpu, own, links)
+                where = gpu_component(judge.node, gpu["pci"])
+                judge_gpu(judge, where, gpu, own, links, nvl72=expected.get("mnnvl") is True)
+                judge_links(judge, where, gpu, own, expected)
+                judge_c2c(judge, where, gpu, own, expected)
+                judge_wear(judge, where, gpu, own)
         _count(judge, len(gpus), wanted, memory)
         _one_domain(judge, answered)
         return judge.findings()

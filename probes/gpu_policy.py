@@ -62,10 +62,16 @@ CONFIGURATION = {  # four bits at 8
 Gpu = Mapping[str, Any]
 
 
-def judge_gpu(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expected_links: int | None) -> None:
-    """Judge one answered reading of one GPU. ``memory``: this GPU's own table."""
-    nvl72 = any(name in (gpu.get("name") or "") for name in ("GB200", "GB300"))
-    links = expected_links if expected_links is not None else NVL72_LINKS if nvl72 else None
+def judge_gpu(
+    j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], links: int | None, *, nvl72: bool | None = None
+) -> None:
+    """Judge one answered reading of one GPU. ``memory``: its own table; ``links``: how many NVLinks it should have, if known.
+
+    ``nvl72``: its NVLink domain spans nodes; None: nobody has asked the GPU, as with pasted text, and its name must do.
+    """
+    if nvl72 is None:
+        nvl72 = any(name in (gpu.get("name") or "") for name in ("GB200", "GB300"))
+        links = NVL72_LINKS if links is None and nvl72 else links
     _memory_rows(j, c, gpu)
     _ecc(j, c, gpu, memory)
     _recovery(j, c, gpu)

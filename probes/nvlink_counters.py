@@ -20,7 +20,7 @@ from typing import Any
 
 from probes.judging import Judge
 from probes.profile import SPEED_TOLERANCE
-from probes.windows import Windows, moment, number, table
+from probes.windows import Windows, listed, moment, number, table
 from sentinel.model import Action, Component, Severity, Suspect
 
 # -- thresholds ---------------------------------------------------------------------------------------------------------------
@@ -96,34 +96,51 @@ Rises = dict[str, tuple[float, dict[int, int]]]  # counter → (seconds of the w
 def _rises(gpu: Gpu, before: dict[str, Any]) -> Rises:
     """What rose since the last reading of each counter; a counter whose reading is the same one as before is left out."""
     found: Rises = {}
-    began_anew = False
-    for name, at, values in _counters(gpu):
-        last = before.get(name)
-        if last is not None and at == last["at"]:
-            continue
-        before[name] = {"at": at, "values": values}
-        if last is None or at < last["at"] or len(last["values"]) != len(values):
-            continue  # the first look, or a clock that was set back: how long it took is not known
-        pairs = [(n, a, b) for n, (a, b) in enumerate(zip(last["values"], values, strict=True)) if a is not None and b is not None]
-        began_anew = began_anew or any(b < a for _, a, b in pairs)
-        found[name] = (at - last["at"], {(n if len(values) > 1 else -1): b - a for n, a, b in pairs})
-    if began_anew:  # a GPU that was reset trained its links anew, and counted meanwhile
-        return {}
+    for source in (_by_link(gpu), _sums(gpu)):
+        for name, at, values in source:
+            key = f"{name}/{len(values)}"
+            last = before.get(key)
+            if last is not None and at == last["at"]:
+                continue
+            before[key] = {"at": at, "values": values}
+            if last is None or at < last["at"]:
+                continue  # the first look, or a clock that was set back: how long it took is not known
+            pairs = [(n, a, b) for n, (a, b) in enumerate(zip(last["values"], values, strict=True)) if None not in (a, b)]
+            if any(b < a for _, a, b in pairs):
+                return _none_of(gpu, before)
+            rose = {n: b - a for n, a, b in pairs}
+            if len(values) > 1:
+                found[name] = (at - last["at"], rose)
+            elif rose:  # the sum counts for what no single link accounts for
+                links = found.get(name, (0.0, {}))[1]
+                found[name] = (at - last["at"], {**links, -1: 0 if any(links.values()) else rose[0]})
     return found
 
 
-def _counters(gpu: Gpu) -> list[tuple[str, float, list[int | None]]]:
-    """(counter, time of its values, value per link); one value: the sum over all links, where no link answered."""
+def _none_of(gpu: Gpu, before: dict[str, Any]) -> Rises:
+    """A counter became smaller: a GPU that was reset trained its links anew, and counted meanwhile. All begin again from here."""
+    before.clear()
+    _rises(gpu, before)
+    return {}
+
+
+def _by_link(gpu: Gpu) -> list[tuple[str, float, list[Any]]]:
+    """(counter, time of its values, value per link), None for a link that did not answer."""
     found = []
-    by_link = table(gpu.get("link_counters"))
-    for name, counter in by_link.items():
-        at, values = moment(table(counter).get("at")), table(counter).get("links")
-        if at is not None and isinstance(values, list):
+    for name, counter in table(gpu.get("link_counters")).items():
+        at, values = moment(table(counter).get("at")), listed(table(counter).get("links"))
+        if at is not None and len(values) > 1:
             found.append((str(name), at, [number(v) for v in values]))
+    return found
+
+
+def _sums(gpu: Gpu) -> list[tuple[str, float, list[Any]]]:
+    """(counter, time, the sum over all links as the only value)."""
+    found = []
     for group, stamp in (("link_totals", "slow_at"), ("fec_tail", "seldom_at")):
         at = moment(gpu.get(stamp))
         for name, value in table(gpu.get(group)).items():
-            if name not in by_link and number(value) is not None and at is not None:
+            if number(value) is not None and at is not None:
                 found.append((str(name), at, [number(value)]))
     return found
 
@@ -220,8 +237,8 @@ def _bit_errors(j: Judge, c: Component, gpu: Gpu) -> None:
 
 def _speed(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any], nominal: Any) -> None:
     """Links that are up and slower than their kind's; one that sleeps or is down has no speed to judge."""
-    speeds, states, at = gpu.get("link_speed_mbps"), gpu.get("links"), moment(gpu.get("slow_at"))
-    if not number(nominal) or not isinstance(speeds, list) or not isinstance(states, list) or at is None:
+    speeds, states, at = listed(gpu.get("link_speed_mbps")), listed(gpu.get("links")), moment(gpu.get("slow_at"))
+    if not number(nominal) or at is None:
         return
     up = {n: s for n, (s, state) in enumerate(zip(speeds, states, strict=False)) if state == 1 and number(s)}
     if not up:

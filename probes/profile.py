@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from probes.windows import listed, number, table
 from sentinel.model import Reading
 
 HOPPER, BLACKWELL = 9, 10  # NVML_DEVICE_ARCH_*
@@ -61,10 +62,12 @@ def expected_for(reading: Reading, site: Mapping[str, Any], memory: dict[str, An
     ``profile`` names the kinds it may be. ``nvlinks`` is given only where links are known to be wired: on a domain that spans
     nodes, or once one of them has been up (an H100 on a PCIe card has eighteen and none is).
     """
-    gpus = [g for g in reading.data.get("gpus") or () if isinstance(g, Mapping) and "unread" in g]
+    gpus = [g for g in listed(reading.data.get("gpus")) if isinstance(g, Mapping) and "unread" in g]
     memory = {} if memory is None else memory
-    kinds = recognise(gpus) or tuple(_BY_NAME[n] for n in memory.get("profile", ()) if n in _BY_NAME)
-    wired = bool(memory.get("wired")) or any(s in (1, 2) for g in gpus for s in g.get("links") or ())
+    kinds = recognise(gpus)
+    if kinds is None:
+        kinds = tuple(_BY_NAME[n] for n in memory.get("profile", ()) if n in _BY_NAME)
+    wired = bool(memory.get("wired")) or any(s in (1, 2) for g in gpus for s in listed(g.get("links")))
     memory["profile"], memory["wired"] = [k.name for k in kinds], wired
     if not kinds:
         return dict(site)
@@ -78,9 +81,11 @@ def expected_for(reading: Reading, site: Mapping[str, Any], memory: dict[str, An
     return {"profile": "/".join(k.name for k in kinds), **agreed, **site}
 
 
-def recognise(gpus: Iterable[Mapping[str, Any]]) -> tuple[Profile, ...]:
-    """The kinds that the GPUs of one node may be of; none when they are of different kinds or of none that is known."""
+def recognise(gpus: Iterable[Mapping[str, Any]]) -> tuple[Profile, ...] | None:
+    """The kinds that the GPUs of one node may be of: empty for different kinds or an unknown one, None when none could tell."""
     found: set[tuple[Profile, ...]] = {kinds for g in gpus if (kinds := _kinds_of(g)) is not None}
+    if not found:
+        return None
     return found.pop() if len(found) == 1 else ()
 
 
@@ -96,16 +101,16 @@ def _kinds_of(gpu: Mapping[str, Any]) -> tuple[Profile, ...] | None:
     if named:
         return tuple(named)
     # A name that is another kind's (an RTX card, a kind to come) is no reason to expect these; no name at all leaves the facts.
-    return () if words else tuple(left)
+    return () if words else tuple(p for p in left if gpu.get("link_count") in (None, p.nvlinks))
 
 
 def _fits(gpu: Mapping[str, Any], kind: Profile) -> bool:
     """Whether nothing that this GPU says about itself contradicts the kind. What was not measured contradicts nothing."""
-    c2c = (gpu.get("c2c") or {}).get("count")
+    c2c = number(table(gpu.get("c2c")).get("count"))
     fastest = _fastest(gpu)
     return (
         gpu.get("architecture") in (None, kind.architecture)
-        and gpu.get("link_count") in (None, 0, kind.nvlinks)  # 0: passed through alone
+        and (number(gpu.get("link_count")) or 0) <= kind.nvlinks  # fewer: some are missing, or it is passed through alone
         and gpu.get("link_version") in (None, 0, kind.nvlink_version)
         and (not c2c or kind.c2c)  # a GB200 whose C2C links are gone is a sick GB200
         and (kind.mnnvl or not _cluster(gpu))
@@ -119,5 +124,5 @@ def _cluster(gpu: Mapping[str, Any]) -> bool:
 
 def _fastest(gpu: Mapping[str, Any]) -> int:
     """Speed of its fastest link that is up, MB/s; 0 when none was measured."""
-    speeds = zip(gpu.get("link_speed_mbps") or (), gpu.get("links") or (), strict=False)
-    return max((s for s, state in speeds if isinstance(s, int) and state == 1), default=0)
+    speeds = zip(listed(gpu.get("link_speed_mbps")), listed(gpu.get("links")), strict=False)
+    return max((number(s) or 0 for s, state in speeds if state == 1), default=0)

@@ -15,6 +15,11 @@ def table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def listed(value: Any) -> list[Any]:
+    """A list of a reading; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def moment(value: Any) -> float | None:
     """A time of a reading, seconds."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300 else None
