@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from probes import kernel_episodes, pasted
+from probes import fabric_log, kernel_episodes, monitors, pasted, pasted_imex, smi
 from probes.catalog import DRAINS
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
@@ -24,7 +24,13 @@ Reader = Callable[[str, str], Iterable[Reading]]
 Judge = Callable[[Reading, dict[str, Any]], list[Finding]]
 
 # Who can read pasted text, and whose judgement it is; other sources (nvidia-smi, NIC tools, engines) register beside it.
-READERS: tuple[tuple[Reader, Judge], ...] = ((pasted.parse, kernel_episodes.assess),)
+READERS: tuple[tuple[Reader, Judge], ...] = (
+    (pasted.parse, kernel_episodes.assess),
+    (smi.read, smi.judge),
+    (pasted_imex.read, pasted_imex.judge),
+    (fabric_log.read, fabric_log.judge),
+    (monitors.read, monitors.judge),
+)
 
 
 class Verdict(Base, frozen=True, kw_only=True, omit_defaults=False):
@@ -82,6 +88,8 @@ def conclude(findings: tuple[Finding, ...]) -> Verdict:
         and not (i < cleared.get(f.component.gpu or "", -1) and f.action is not Action.RESTART_WORKER)  # the driver took it back
         and not (gpu_fatal and f.check.startswith("sxid."))  # a switch that cries for a dead GPU lost its far end
     ]
+    if not live and not cleared:
+        live = [f for f in findings if f.present and f.suspect is Suspect.MONITOR]
     if not live and cleared:
         last = findings[max(cleared.values())]
         return Verdict(action=Action.UNDRAIN, why=last.summary)

@@ -173,7 +173,8 @@ def _fabric_health(j: Judge, c: Component, gpu: Gpu) -> None:
     fatal = bool(broken) or stuck
     odd = [f"summary {summary}"] if summary in (2, 3) else []  # UNHEALTHY, LIMITED_CAPACITY
     wrong = broken + recovering + away + odd
-    by_hand = configuration > 1 or "partition_unassigned" in broken  # somebody has to configure it; a reset changes nothing
+    # Somebody has to configure it, or to look at the fabric: nvml.h names no repair for a bad route, and a reset changes neither.
+    by_hand = configuration > 1 or bool({"partition_unassigned", "route_unhealthy"} & set(broken))
     only_rack = bool(away) and not (broken or recovering or odd)
     j.state("gpu.fabric_health", c, bool(wrong), severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.RESET_GPU if fatal and not by_hand else Action.INSPECT if by_hand or away or odd else Action.NONE,

@@ -45,7 +45,8 @@ _SPACE = re.compile(r"\s*")
 _RAW = re.compile(r"\s*(\d{1,5},\d{1,20},\d{1,20},[^;\s]{0,64};.*)", re.DOTALL)
 _DRIVER = re.compile(r"NVRM: |nvidia-nvswitch\d*: SXid |mlx5_core \S|NETDEV WATCHDOG: |INFO: task \S")
 _MANAGER = re.compile(
-    r"detected NVSwitch (non-fatal|fatal) error (\d{1,6}) on fid \d+ on NVSwitch pci bus id (\S+) physical id \d+(?: port (\d+))?"
+    r"detected NVSwitch (non-fatal|fatal) error (\d{1,6}) on (?:fid|NodeId) \d+ on NVSwitch pci bus id (\S+) physical id \d+"
+    r"(?: port (\d+))?"
 )
 _DMESG_KEYS = {"fac", "pri", "time", "caller", "msg"}
 

@@ -72,7 +72,7 @@ def test_quoted_is_not_the_fault(text: str, why: str) -> None:
         "dhclient[757]: DHCPACK of 192.0.2.103 from 192.0.2.1 (xid=0xedf75f3a)",
         "nfs: server t07 not responding, still trying (xid 79)",
         "GPU has fallen off the bus (XID 79). Node requires reboot.",
-        "DCGM_FI_DEV_XID_ERRORS 79", "", "\n\n\r\n", "\x00\xff\ufffd" * 50,
+        "", "\n\n\r\n", "\x00\xff\ufffd" * 50,
     ],
 )
 def test_lookalikes(text: str) -> None:
