@@ -147,7 +147,7 @@ async def test_a_worker_out_for_longer_than_its_lease_comes_back(dynamo: DynamoR
 
 @pytest.mark.long
 async def test_a_disaggregated_pair_is_verified_by_role(tmp_path: Path) -> None:
-    """Prefill and decode workers each answer a request pinned to them, out and back; by the wrong role nobody is found."""
+    """Prefill and decode workers each answer a request pinned to them, out and back, even when the other is out and tested too."""
     async with rig(tmp_path, 0, front_args=("--router-mode", "kv")) as dynamo:
         ports = ("--bootstrap-ports", str(low_port()))
         prefill = await dynamo.add("prefill", Role.PREFILL, "--disaggregation-mode", "prefill", *ports)
@@ -160,7 +160,16 @@ async def test_a_disaggregated_pair_is_verified_by_role(tmp_path: Path) -> None:
             await dynamo.until(lambda m=mocker: _out(dynamo, m), 5)
             ok, why = await a.verify(mocker.worker, 20)
             assert ok, why
-        decode.role = Role.BOTH
+            assert await a.reroute(mocker.worker)
+        for mocker in (prefill, decode):
+            assert await a.deroute(mocker.worker)
+
+        async def back(mocker: Mocker) -> bool:  # each needs the other to answer: the first one back lets the second pass
+            ok, _ = await a.verify(mocker.worker, 20)
+            return ok and await a.reroute(mocker.worker)
+
+        assert await asyncio.gather(back(prefill), back(decode)) == [True, True]
+        decode.role = Role.BOTH  # by the wrong role nobody is found
         ok, why = await a.verify(decode.worker, 3)
         assert not ok
 
