@@ -56,6 +56,8 @@ def check(allowed: Mapping[str, Vector]) -> None:
             raise ConfigError(f"agent.actions.{name}: expected a program and its arguments, got {list(vector)}")
         if _PLACEHOLDER.search(vector[0]):
             raise ConfigError(f"agent.actions.{name}: the program itself cannot be a placeholder, got {vector[0]!r}")
+        if any("\0" in token for token in vector):
+            raise ConfigError(f"agent.actions.{name}: an argument cannot hold a NUL character, got {list(vector)}")
 
 
 def fill(allowed: Mapping[str, Vector], command: Command) -> Vector:
@@ -80,52 +82,80 @@ def fill(allowed: Mapping[str, Vector], command: Command) -> Vector:
     return tuple(filled)
 
 
-async def run_vector(vector: Vector, deadline_s: float) -> Outcome:
-    """Run a program to its end or its deadline, in a process group of its own, with nothing of our environment."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    loop = asyncio.get_running_loop()
-    tail = bytearray()
+class _Output:
+    """The read end of a program's output, for as long as anybody holds the other end.
 
-    def read() -> None:
+    Our own pipe and not asyncio's: a server that the program started keeps it open, and the end of the program is what counts.
+    What that server goes on saying is read and dropped, since a pipe that nobody reads would kill it at its next word.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
+        self._tail = bytearray()
+        self._keep = True
+        asyncio.get_running_loop().add_reader(self._reader, self._read)
+
+    def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(16):  # somebody may be writing without end
-                chunk = os.read(reader, 65536)
+                chunk = os.read(self._reader, 65536)
                 if not chunk:
-                    loop.remove_reader(reader)  # everyone closed it
+                    self.close()  # everyone closed it
                     return
-                tail.extend(chunk)
-                del tail[:-_TAIL]
+                if self._keep:
+                    self._tail += chunk
+                    del self._tail[:-_TAIL]
 
-    # Our own pipe and not asyncio's: a server that the program started keeps it open, and the end of the program is what counts.
-    os.set_blocking(writer, True)
+    def said(self) -> str:
+        """The end of what was said up to now; nothing later is kept."""
+        if self._reader >= 0:
+            self._read()
+        self._keep = False
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        if self._reader >= 0:
+            asyncio.get_running_loop().remove_reader(self._reader)
+            os.close(self._reader)
+            self._reader = -1
+
+
+async def run_vector(vector: Vector, deadline_s: float) -> Outcome:
+    """Run a program to its end or its deadline, in a process group of its own, with nothing of our environment."""
+    output = _Output()
     try:
         process = await asyncio.create_subprocess_exec(
-            *vector, stdin=asyncio.subprocess.DEVNULL, stdout=writer, stderr=writer,
+            *vector, stdin=asyncio.subprocess.DEVNULL, stdout=output.writer, stderr=output.writer,
             env=_ENVIRONMENT, cwd="/", start_new_session=True,
         )  # fmt: skip
-    except OSError as error:
-        os.close(reader)
-        return False, f"{vector[0]} cannot be run: {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        output.close()
+        return False, f"{vector[0]} cannot be run: {getattr(error, 'strerror', None) or error}"
     finally:
-        os.close(writer)
-    loop.add_reader(reader, read)
+        os.close(output.writer)
     try:
         async with asyncio.timeout(deadline_s):
             code = await process.wait()
-        read()
-        said = tail.decode("utf-8", "replace").strip()
-        ended = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        said = output.said()
+        ended = f"exit status {code}" if code >= 0 else f"killed by {_signal(-code)}"
         return code == 0, f"{ended}: {said}" if said else ended
     except TimeoutError:
-        return False, f"killed at its deadline of {deadline_s:g} s: {tail.decode('utf-8', 'replace').strip()}".rstrip(": ")
+        return False, f"killed at its deadline of {deadline_s:g} s: {output.said()}".rstrip(": ")
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):  # one that hangs in the driver may not even die
                 await asyncio.wait_for(process.wait(), 1.0)
-        loop.remove_reader(reader)
-        os.close(reader)
+            output.close()
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 @asynccontextmanager

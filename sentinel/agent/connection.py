@@ -62,7 +62,8 @@ class Connection:
                 release=release,
             )
         except OSError as error:
-            raise ConfigError(f"agent.state_dir: {error.filename} cannot be used: {error.strerror}") from None
+            name = error.filename or settings.state_dir
+            raise ConfigError(f"agent.state_dir: {name} cannot be used: {error.strerror or error}") from None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, spawn: Spawn) -> None:

@@ -10,6 +10,7 @@ This module exists so that a command is carried out at most once, ever. What alw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -73,14 +74,15 @@ class Ledger:
         for text in data.split(b"\n"):
             try:
                 line = _decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             self._lines[line.id] = line
         for line in self._lines.values():
             if line.result is None:
                 line.result = CommandResult(id=line.id, node=self._node, ok=False, detail="interrupted by a restart of the agent")
         if data:
-            self._rewrite()
+            with contextlib.suppress(OSError):  # a full disk is no reason to be blind: it only stays long, and is read alike again
+                self._rewrite()
 
     def _append(self, line: _Line) -> None:
         with self._lock:

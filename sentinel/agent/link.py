@@ -13,6 +13,7 @@ holds:
 from __future__ import annotations
 
 import random
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -87,9 +88,8 @@ class Link:
         token = read_secret(settings.token_file, "agent.token_file") if settings.token_file else ""
         trust = _trust(settings.ca_file) if settings.ca_file else None
         for url in settings.controllers:
-            if not url.startswith(("http://", "https://")):
-                raise ConfigError(f"agent.controllers: expected http://… or https://…, got {url!r}")
-            if token and url.startswith("http://") and urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost"):
+            host = _host(url)
+            if token and url.startswith("http://") and host not in ("127.0.0.1", "::1", "localhost"):
                 log.warning("the node's token travels unencrypted; wanted an https controller", controller=url)
         self._token, self._token_file, self._trust = token, settings.token_file, trust
         self.urls: Sequence[str] = tuple(u.rstrip("/") for u in settings.controllers)
@@ -136,14 +136,14 @@ class Link:
             at, url = self._at, self.urls[self._at]
             try:
                 status, answer = await self._ask(method, url + path, data, params, timeout_s)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: no name, no header
                 said.append(f"{url}: {str(error) or 'no answer in time'}")
             except _Busy as busy:
                 raise Unreachable(f"{url}: {busy}", busy.after_s) from None
             else:
                 if status < 300:
                     try:
-                        return msgspec.json.decode(answer, type=kind) if kind is not None else None  # type: ignore[return-value]
+                        return _decoded(answer, kind) if kind is not None else None  # type: ignore[return-value]
                     except msgspec.DecodeError as error:  # a proxy's page, or half an answer
                         said.append(f"{url}: answered {status}, but not with what was asked for: {error}")
                 elif status == _MISDIRECTED:
@@ -184,7 +184,7 @@ class Link:
         ) as response:
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 after = response.headers.get("Retry-After", "")
-                raise _Busy("asked to wait", min(30.0, float(after)) if after.isdigit() else 1.0)
+                raise _Busy("asked to wait", min(30.0, float(after)) if after.isascii() and after.isdigit() else 1.0)
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
@@ -196,7 +196,7 @@ class Link:
     def _leader(self, told_by: str, answer: bytes) -> int | None:
         """Where the leader it names stands among the configured controllers; None: nowhere, or it names none."""
         try:
-            leader = msgspec.json.decode(answer, type=dict[str, Any]).get("leader")
+            leader = _decoded(answer, dict[str, Any]).get("leader")
         except msgspec.DecodeError:
             return None
         if not isinstance(leader, str) or not leader:
@@ -225,6 +225,27 @@ class Link:
         return changed
 
 
+def _host(url: str) -> str:
+    """The host of a controller's base URL. Raises ConfigError when it is none."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        host.encode("idna")
+        if parts.scheme in ("http", "https") and host and parts.port != 0 and not re.search(r"[\s\x00]", url):
+            return host
+    except ValueError:  # a bracket without its other half, a port that is no number, a name that is none
+        pass
+    raise ConfigError(f"agent.controllers: expected http://host:port or https://host:port, got {url!r}")
+
+
+def _decoded(answer: bytes, kind: type[_T]) -> _T:
+    """Raises msgspec.DecodeError whatever the answer is."""
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested without end") from None
+
+
 def _trust(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(ca_file))
@@ -235,6 +256,6 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
 def _sentence(answer: bytes) -> str:
     """The controller's own words, or the beginning of whatever came instead."""
     try:
-        return str(msgspec.json.decode(answer, type=dict[str, Any])["error"])[:500]
+        return str(_decoded(answer, dict[str, Any])["error"])[:500]
     except (msgspec.DecodeError, KeyError):
         return answer[:200].decode("utf-8", "replace") or "nothing more"

@@ -122,6 +122,40 @@ async def test_what_is_left_running_is_let_be(tmp_path: Path) -> None:
     os.kill(int(server), 9)
 
 
+async def test_what_is_left_running_may_go_on_talking(tmp_path: Path) -> None:
+    """A server that goes on writing to the output it was given is not killed by a pipe that nobody reads."""
+    alive = tmp_path / "alive"
+    later = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; head -c 200000 /dev/zero; echo hi && touch {alive}"
+    script = f"({later}) & echo started"
+    assert await run_vector(("/bin/sh", "-c", script), 30) == (True, "exit status 0: started")
+    (tmp_path / "go").touch()
+    await _until(alive.exists)
+
+
+@pytest.mark.parametrize(
+    ("vector", "words"),
+    [
+        (("/bin/echo", "a\0b"), "cannot be run"),
+        (("/bin/echo", "\ud800"), "cannot be run"),
+        (("/bin/echo", "x" * 3_000_000), "cannot be run: Argument list too long"),
+        (("/bin/sh", "-c", "kill -35 $$"), "killed by signal 35"),
+        (("/bin/sh", "-c", "kill -STOP $$"), "killed at its deadline"),
+    ],
+)
+async def test_what_ends_oddly_is_one_sentence_and_leaves_nothing_open(vector: tuple[str, ...], words: str) -> None:
+    """However a program fails to run or to end, that is told in words, and its pipe is closed."""
+    await run_vector(("/bin/true",), 10)  # the loop's own descriptors for children are there from now on
+    before = _descriptors()
+    ok, said = await run_vector(vector, 0.3)
+    assert not ok
+    assert words in said
+    await _until(lambda: _descriptors() <= before)
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def _alive(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -165,6 +199,27 @@ def test_a_half_written_ledger_line_is_no_begin(tmp_path: Path) -> None:
     ledger.begin("c")
     again = Ledger(path, "n")
     assert (again.begin("a"), again.begin("b"), again.begin("c")) == (False, True, False)
+
+
+def test_a_full_disk_does_not_stop_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that cannot be made shorter is used as it is: nothing of it is forgotten, and nothing new is begun."""
+    ledger = Ledger(tmp_path / "l", "n")
+    ledger.begin("cut")
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    again = Ledger(tmp_path / "l", "n")
+    assert [(r.id, r.ok) for r in again.untold()] == [("cut", False)]
+    assert not again.begin("cut")
+    with pytest.raises(OSError, match="No space left"):
+        again.begin("new")
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 30, b"[" * 100_000, b'{"id":"x","y":' + b"[" * 100_000, b'{"id":1}', b"\0" * 50])
+def test_a_damaged_ledger_keeps_what_can_be_read(tmp_path: Path, damage: bytes) -> None:
+    """Lines that are none are passed over, whatever they are; the others count."""
+    path = tmp_path / "l"
+    Ledger(path, "n").begin("a")
+    path.write_bytes(damage + b"\n" + path.read_bytes())
+    assert not Ledger(path, "n").begin("a")
 
 
 def test_the_ledger_is_bounded(tmp_path: Path) -> None:
