@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
 from probes import Probe
 from sentinel import __version__
+from sentinel.agent import state
 from sentinel.agent.actions import CarryOut, Release, check, run_vector, unreleased
 from sentinel.agent.connection import Connection
+from sentinel.agent.driver_protocol import longest_read_s
 from sentinel.agent.known import Known
 from sentinel.agent.metrics import AgentMetrics, KnownCollector
 from sentinel.agent.probing import interval_s
-from sentinel.agent.runner import BEAT_S, Runner
-from sentinel.agent.spool import Flusher, Spool
+from sentinel.agent.runner import BEAT_S, LEAST_DEADLINE_S, Runner
+from sentinel.agent.spool import Flusher
 from sentinel.agent.status import StatusServer
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.model import Finding, Reading
@@ -100,13 +99,8 @@ class Agent:
     async def _start(self, settings: AgentSettings) -> None:
         check(settings.actions)
         undo = self._undo
-        undo.callback(os.close, _locked(settings.state_dir))
-        try:
-            self.spool = Spool(settings.state_dir / "findings.spool", settings.spool_max_bytes)
-        except OSError as error:
-            raise ConfigError(f"agent.state_dir: {error.filename} cannot be read: {error.strerror}") from None
-        if self.spool.damaged:
-            log.warning("the spool held damaged records; they are skipped", records=self.spool.damaged)
+        undo.callback(os.close, state.locked(settings.state_dir))
+        self.spool = state.open_spool(settings)
         self.flusher = Flusher(self.spool)
         undo.push_async_callback(self._close_spool)
         self.known.seen(self.spool.batch(count=10_000, size=settings.spool_max_bytes).findings)
@@ -196,8 +190,7 @@ class Agent:
             if "workers" in reading.data:
                 try:
                     self.known.take_workers(probe, reading.data["workers"])
-                except msgspec.ValidationError as error:
-                    self.known.forget_workers(probe)
+                except ValueError as error:
                     log.error("a probe's workers are not workers", probe=probe, error=str(error))
         news = self.known.take(probe, findings)
         self.metrics.expect_gpus({gpu for f in findings if (gpu := f.component.gpu)})
@@ -237,6 +230,8 @@ class Agent:
             expected=settings.expected,
             intervals={p.name: interval_s(settings, p) for p in probes},
             memories=self._memories,
+            # Two probes ask the driver, one after the other.
+            deadline_s=max(LEAST_DEADLINE_S, 2 * longest_read_s(float(settings.driver_deadline))),
         )
 
     def _connection(self, settings: AgentSettings) -> Connection | None:
@@ -305,18 +300,3 @@ class Agent:
             offset = now
             if self.flusher.error:
                 self.flusher.flush()
-
-
-def _locked(folder: Path) -> int:
-    """Make the state directory and take it for this agent alone; the lock ends with the descriptor, however we end."""
-    try:
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"agent.state_dir: {folder} cannot be written by this user: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ConfigError(f"agent.state_dir: {folder} is in use by another agent") from None
-    return lock

@@ -16,30 +16,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from probes import ProbeError
+from sentinel.agent.driver_protocol import GRACE_S, LINE_BYTES, Opened, Pauses, Said, decode
 
 NVML_VARIABLE = "SENTINEL_NVML"  # environment: "module:factory" of a stand-in for pynvml
-LINE_BYTES = 1 << 20  # one GPU's answer is about 3 KiB
-
-
-@dataclass(frozen=True)
-class Pauses:
-    """Seconds. ``first`` doubles up to ``most`` with every death within ``steady`` of its start."""
-
-    first: float = 1.0
-    most: float = 60.0
-    steady: float = 60.0
-    start: float = 15.0  # a new process may take this long to take its first question, whatever the deadline
-    reopen: float = 30.0  # between two tries of a driver that could not be initialised
-    refresh: float = 60.0  # a GPU that answers with an error is looked at again by a fresh child this often
 
 
 @dataclass
@@ -76,7 +66,7 @@ class ChildDriver:
         self._listener: asyncio.Task[None] | None = None
         self._round = self._acked = 0  # the last question put, and the last one taken
         self._put_at = 0.0
-        self._opened: dict[str, Any] | None = None
+        self._opened: Opened | None = None
         self._opening_since: float | None = None
         self._gpus: dict[int, _Gpu] = {}
         self._addresses: dict[int, str] = {}  # by index, as last seen; survives the child
@@ -105,7 +95,7 @@ class ChildDriver:
         """
         async with self._lock:
             if self._process is None and self._clock() < self._not_before:
-                if self._opened and self._opened["error"]:
+                if self._opened and self._opened.error:
                     return self._answer()
                 raise ProbeError(f"{self._said}; the next one starts in {self._not_before - self._clock():.0f} s")
             if self._process and self._wants_fresh_eyes():
@@ -122,7 +112,7 @@ class ChildDriver:
                 await self._end("released for a repair")
             yield self._process is None
 
-    async def close(self, grace_s: float = 2.0) -> None:
+    async def close(self, grace_s: float = GRACE_S) -> None:
         """End the child: asked first, and killed only when it has not ended after ``grace_s`` seconds."""
         async with self._lock:
             await self._end("closed", grace_s)
@@ -138,13 +128,19 @@ class ChildDriver:
                 await asyncio.wait_for(self._news.wait(), left)
         if self._process is not process or process is None:
             raise ProbeError(self._said)
+        if (self._acked < self._round or self._owing()) and _stopped(process.pid):
+            # Nothing of it can have answered, so its silence says nothing about the driver.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            raise ProbeError(f"the driver child (pid {process.pid}) was stopped by a signal and is told to go on")
         if self._acked < self._round and not self._owing():
             # It has not even read the question, so no call is under way and ending it hurts nobody.
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             raise ProbeError(f"the driver child (pid {process.pid}) took no question in time and is replaced")
         answer = self._answer()
         if answer["error"]:
-            await self._end(str(answer["error"]["text"]))
+            await self._end(str(answer["error"].get("text")))
             self._not_before = self._clock() + self._pauses.reopen
         return answer
 
@@ -170,7 +166,7 @@ class ChildDriver:
             if self._opening_since is not None:
                 answer["hung_s"] = round(self._clock() - self._opening_since, 3)
             return answer
-        answer |= {"error": self._opened["error"], "driver": self._opened["driver"]}
+        answer |= {"error": self._opened.error, "driver": self._opened.driver}
         for index, gpu in sorted(self._gpus.items()):
             known = {"pci": self._addresses.get(index), "index": index}
             if gpu.asked_at is not None and self._overdue(gpu.asked_at):
@@ -191,7 +187,7 @@ class ChildDriver:
     def _wants_fresh_eyes(self) -> bool:
         """A handle opened before a GPU was lost or reset stays bad; only a new initialisation sees it as it is now."""
         old = self._clock() - self._started_at >= self._pauses.refresh
-        return old and not self._owing() and any("error" in g.data for g in self._gpus.values())
+        return old and not self._owing() and any(g.data.keys() & {"error", "failed"} for g in self._gpus.values())
 
     # -- the child ----------------------------------------------------------------------------------------------------
 
@@ -219,11 +215,12 @@ class ChildDriver:
         broken = ""
         try:
             async for line in process.stdout:
-                self._take(msgspec.json.decode(line))
+                self._take(decode(line))
                 self._news.set()
-        except (ValueError, msgspec.DecodeError, KeyError, TypeError) as error:
+        except (ValueError, msgspec.DecodeError, KeyError, RecursionError) as error:
             broken = f" after it said what the protocol does not know ({error})"
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         code = await process.wait()
         if self._process is not process:
             return  # it was told to end
@@ -234,39 +231,37 @@ class ChildDriver:
         self._hold_off()
         self._news.set()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, said: Said) -> None:
         now = self._clock()
-        if "ack" in message:
-            self._acked = message["ack"]
-            for index in message["asked"]:
+        if said.ack is not None:
+            self._acked = said.ack
+            for index in said.asked:
                 gpu = self._gpus[index]
                 gpu.owed, gpu.asked_at = gpu.owed + 1, now
             if self._opened is None and self._opening_since is None:
                 self._opening_since = now
-        elif "opened" in message:
-            self._opened, self._opening_since = message["opened"], None
-            count = message["opened"]["count"]
-            self._gpus = {index: _Gpu(data={}) for index in range(count)}
-            if count != self._count:  # one came or went, so the indices mean other GPUs now
+        elif said.opened is not None:
+            self._opened, self._opening_since = said.opened, None
+            self._gpus = {index: _Gpu(data={}) for index in range(said.opened.count)}
+            if said.opened.count != self._count:  # one came or went, so the indices mean other GPUs now
                 self._addresses.clear()
-            self._count = count
-            if not self._opened["error"]:
+            self._count = said.opened.count
+            if not said.opened.error:
                 self._put_question()
-        elif "gpu" in message:
-            index, data = message["gpu"], message["data"]
-            gpu = self._gpus[index]
+        elif said.gpu is not None:
+            gpu = self._gpus[said.gpu]
             gpu.owed -= 1
             gpu.asked_at = gpu.asked_at if gpu.owed else None
-            if data.get("pci"):
-                self._addresses[index] = data["pci"]
-            gpu.data = data | {"pci": self._addresses.get(index)}  # a lost GPU has no handle to ask for its address
+            if pci := said.data.get("pci"):
+                self._addresses[said.gpu] = pci
+            gpu.data = said.data | {"pci": self._addresses.get(said.gpu)}  # a lost GPU has no handle to ask for its address
 
     def _hold_off(self) -> None:
         steady = self._clock() - self._started_at >= self._pauses.steady
         self._pause = self._pauses.first if steady or not self._pause else min(self._pause * 2, self._pauses.most)
         self._not_before = self._clock() + self._pause
 
-    async def _end(self, why: str, grace_s: float = 2.0) -> None:
+    async def _end(self, why: str, grace_s: float = GRACE_S) -> None:
         """Ask it to end; kill it when it does not. Only ``close`` does so while a call is under way."""
         process, self._process, self._said = self._process, None, why
         if process is None:
@@ -284,3 +279,11 @@ class ChildDriver:
                 await asyncio.wait_for(process.wait(), 1.0)
         if self._listener and process.returncode is None:
             self._listener.cancel()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a signal or a debugger holds this child of ours."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"T", b"t")
+    except OSError:
+        return False

@@ -8,8 +8,9 @@ This module exists because a call into the driver may never come back and cannot
 * SIGINT and SIGTERM are ignored (a kill in the middle of a call has frozen GPUs, dcgm-exporter#84); the parent says when to
   end, and its death is noticed as the end of standard input. Calls under way may then finish, for ``FINISH_S`` at most.
 
-Protocol. Parent: ``{"read": n}`` or ``{"quit": true}``. Child: ``{"ack": n, "asked": [indices]}`` at once, then
-``{"opened": {"error", "driver", "count"}}`` once NVML has been initialised, and ``{"gpu": index, "data": …}`` as each GPU answers.
+Protocol (also ``driver_protocol``). Parent: ``{"read": n}`` or ``{"quit": true}``. Child: ``{"ack": n, "asked": [indices]}`` at
+once, then ``{"opened": {"error", "driver", "count"}}`` once NVML has been initialised, and ``{"gpu": index, "data": …}`` as each
+GPU answers.
 """
 
 from __future__ import annotations

@@ -76,8 +76,12 @@ class Known:
         )
 
     def take_workers(self, probe: str, seen: Any) -> None:
-        """Keep a probe's list of workers. Raises msgspec.ValidationError when it is not one."""
-        self._workers[probe] = msgspec.convert(seen, tuple[WorkerSeen, ...])
+        """Keep a probe's list of workers. Raises ValueError when it is not one, or could not be told as JSON."""
+        try:
+            self._workers[probe] = msgspec.json.decode(msgspec.json.encode(seen), type=tuple[WorkerSeen, ...])
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            self.forget_workers(probe)
+            raise ValueError(str(error)) from None
 
     def forget_workers(self, probe: str) -> None:
         """The probe could not look: what it saw earlier is not what is there now."""

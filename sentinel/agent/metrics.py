@@ -98,7 +98,7 @@ class AgentMetrics:
     def count_xids(self, news: Iterable[News]) -> None:
         for finding, times in news:
             code = finding.facts.get("xid")
-            if isinstance(code, int) and finding.check.startswith("xid."):
+            if isinstance(code, int) and finding.check.startswith("xid.") and not finding.facts.get("history"):
                 self.xid.labels(finding.component.gpu or "", str(code)).inc(times)
 
 

@@ -3,8 +3,9 @@
 This module exists so that a probe only looks and judges. What always holds:
 
 * One reading of a probe at a time; a turn that comes while it is still looking is skipped, missed turns become one.
-* A probe that raises, or does not come back within its deadline, costs only itself: ``sentinel_probe_success`` goes to 0 and
-  after ``patience`` failures in a row there is one finding ``probe.failed`` about the monitor, never about hardware.
+* A probe that raises, does not come back within its deadline, or finds what cannot be sent, costs only itself:
+  ``sentinel_probe_success`` goes to 0 and after ``patience`` failures in a row there is one finding ``probe.failed`` about the
+  monitor, never about hardware.
 * A probe with a file descriptor is read when that turns readable, in batches, with the event loop given back in between:
   reading takes at most about four fifths of the loop's time, however much there is to read.
 * ``commit`` comes only after the sink says that everything found is safely spooled.
@@ -15,11 +16,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
@@ -35,7 +38,13 @@ Observer = Callable[[str, bool, float], None]  # probe, success, seconds
 BEAT_S = 2.0  # how often the scheduler shows that it lives
 _JITTER = 0.1  # share of the interval, so that the nodes of a rack do not all look in the same millisecond
 _REARM_S = 0.001  # least pause between two woken readings
+LEAST_DEADLINE_S = 30.0  # of one read
+_FINDING_BYTES = 64 * 1024  # as JSON; a probe bounds its evidence far below, and a report has to fit into 4 MiB
 _AFTER_FAILURE_S = 1.0  # a descriptor that stays readable while its probe fails must not spin
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[Finding]).decode
 
 
 @dataclass
@@ -59,7 +68,8 @@ class Runner:
 
     ``sink(probe, reading, findings)`` takes what was found and says True once it is safe; ``reading`` is None for what the
     runner itself found (``probe.failed``). ``intervals`` overrides a probe's own cadence, seconds by name. ``memories`` are
-    the probes' memories by name, handed from one runner to the next on a reload.
+    the probes' memories by name, handed from one runner to the next on a reload. ``deadline_s``: how long a read may take;
+    three intervals where that is more.
     """
 
     def __init__(
@@ -74,14 +84,14 @@ class Runner:
         intervals: Mapping[str, float] | None = None,
         memories: dict[str, dict[str, Any]] | None = None,
         patience: int = 3,
-        deadline_s: float | None = None,
+        deadline_s: float = LEAST_DEADLINE_S,
     ) -> None:
         self.node = node
         self.beat = 0.0  # loop time of the scheduler's last sign of life
         self.memories = {} if memories is None else memories
         self._sink, self._clock, self._observe = sink, clock, observe
         self._expected = expected or {}
-        self._patience, self._deadline_s = patience, deadline_s
+        self._patience, self.deadline_s = patience, deadline_s
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._closing = False
         self._jobs = {
@@ -126,6 +136,8 @@ class Runner:
         self._closing = True
         loop = asyncio.get_running_loop()
         if self._scheduler.running:
+            self._scheduler.pause()
+            await asyncio.sleep(0)  # what it just began takes its first step; cancelled before that, it would be logged as an error
             self._scheduler.shutdown(wait=False)
             await asyncio.sleep(0)  # apscheduler shuts down in a callback of the loop
         for job in self._jobs.values():
@@ -160,7 +172,8 @@ class Runner:
         task = asyncio.create_task(self._turn(job), name=f"probe {job.probe.name}")
         job.tasks.add(task)
         task.add_done_callback(job.tasks.discard)
-        await asyncio.wait([task])
+        with suppress(asyncio.CancelledError):  # only a scheduler that shuts down does that, and would log it as an error
+            await asyncio.wait([task])
 
     async def _turn(self, job: _Job) -> None:
         job.running = True
@@ -168,10 +181,12 @@ class Runner:
         started = perf_counter()
         try:
             try:
-                async with asyncio.timeout(self._deadline_s or max(30.0, 3 * job.interval_s)):
+                async with asyncio.timeout(max(self.deadline_s, 3 * job.interval_s)):
                     reading = await job.probe.read()
-                findings = job.probe.assess(reading, job.memory, self._expected)
-            except Exception as error:  # whatever a probe does wrong stays with it
+                findings = _sendable(job.probe.assess(reading, job.memory, self._expected))
+            except (Exception, SystemExit, asyncio.CancelledError) as error:  # whatever a probe does wrong stays with it
+                if isinstance(error, asyncio.CancelledError) and _cancelled():
+                    raise
                 self._observe(name, False, perf_counter() - started)
                 await self._failed(job, error)
                 return
@@ -189,7 +204,7 @@ class Runner:
         finally:
             job.running = False
 
-    async def _failed(self, job: _Job, error: Exception) -> None:
+    async def _failed(self, job: _Job, error: BaseException) -> None:
         job.ok, job.error = False, _sentence(error)
         job.failures += 1
         if job.failures == 1:
@@ -260,7 +275,27 @@ class Runner:
         self._watch(job, loop)  # asks for the descriptor again: a probe may have opened a new one
 
 
+def _cancelled() -> bool:
+    """Whether it is this task that somebody cancels, and not something that its probe waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _sendable(findings: list[Finding]) -> list[Finding]:
+    """The findings as the controller will read them. Raises ProbeError when they would not arrive as what they are."""
+    try:
+        lines = [_encode(f) for f in findings]
+        for finding, line in zip(findings, lines, strict=True):
+            if len(line) > _FINDING_BYTES:
+                raise ProbeError(f"finding {str(finding.id)[:100]!r} has {len(line)} bytes; wanted at most {_FINDING_BYTES}")
+        return _decode(b"[%b]" % b",".join(lines))
+    except (TypeError, ValueError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
+        raise ProbeError(f"it found what is no finding, or cannot be written as JSON: {error}") from None
+
+
 def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "it did not come back within its deadline"
+    if isinstance(error, SystemExit):
+        return "it tried to end the agent"
     return str(error) or type(error).__name__

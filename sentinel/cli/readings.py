@@ -27,13 +27,14 @@ from rich.text import Text
 
 from probes import Probe, ProbeError
 from sentinel.agent.driver import ChildDriver
+from sentinel.agent.driver_protocol import longest_read_s
 from sentinel.agent.probing import load_probes
 from sentinel.cli import recording
 from sentinel.config import AgentSettings, ConfigError, load
 from sentinel.durations import parse_duration
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity
 
-MARGIN_S = 5.0  # past the driver's deadlines (one to initialise, one to answer), the longest that a look may take
+MARGIN_S = 5.0  # past the longest look at the driver
 COLOUR = {Severity.FATAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 ANYTHING_A_PROBE_RAISES = Exception  # a site's probe is foreign code; its failure is told, with its name
 
@@ -113,12 +114,11 @@ def assess(file: Path, config_path: Path | None, as_json: bool) -> None:
     try:
         with _readable(file) as stream:
             tally = recording.open_recording(stream, str(file))
-            stories, last_at = _judge(settings, stream, tally)
+            stories, judged, last_at = _judge(settings, stream, tally)
     except recording.RecordingError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{file}: cannot be read: {error.strerror or error}") from None
-    judged = tally.readings - sum(1 for _, why in tally.skipped if why.startswith("probe "))
     if as_json:
         click.echo(msgspec.json.encode(_verdict_document(tally, stories, judged)))
     else:
@@ -172,6 +172,10 @@ def _loaded(settings: AgentSettings, driver: ChildDriver | None, only: tuple[str
     return [p for p in found if not only or p.name in only]
 
 
+def _patience_s(settings: AgentSettings) -> float:
+    return 2 * longest_read_s(float(settings.driver_deadline)) + MARGIN_S  # two probes ask the driver, one after the other
+
+
 async def _look(each: Probe, within_s: float) -> Look:
     try:
         async with asyncio.timeout(within_s):
@@ -196,7 +200,7 @@ def _think(look: Look, memory: dict[str, Any], expected: dict[str, Any]) -> None
 
 async def _look_once(settings: AgentSettings, only: tuple[str, ...]) -> list[Look]:
     async with _probes(settings, only) as (found, _):
-        looks = await asyncio.gather(*(_look(p, 2 * float(settings.driver_deadline) + MARGIN_S) for p in found))
+        looks = await asyncio.gather(*(_look(p, _patience_s(settings)) for p in found))
     for look in looks:
         _think(look, {}, settings.expected)
     return looks
@@ -210,7 +214,7 @@ async def _record(
     async with _probes(settings, only) as (found, _):
         end = time.monotonic() + seconds
         while True:
-            for look in await asyncio.gather(*(_look(p, 2 * float(settings.driver_deadline) + MARGIN_S) for p in found)):
+            for look in await asyncio.gather(*(_look(p, _patience_s(settings)) for p in found)):
                 if look.reading is None:
                     missed += 1
                     stream.write(recording.line(recording.Missed(could_not_look=look.error, probe=look.probe.name, at=time.time())))
@@ -255,22 +259,23 @@ class Story:
     ended: bool = False
 
 
-def _judge(settings: AgentSettings, stream: BinaryIO, tally: recording.Tally) -> tuple[list[Story], float]:
+def _judge(settings: AgentSettings, stream: BinaryIO, tally: recording.Tally) -> tuple[list[Story], int, float]:
     by_name = {p.name: p for p in _loaded(settings, None)}
     memories: dict[tuple[str, str], dict[str, Any]] = {}
     stories: dict[str, Story] = {}
     open_now: dict[tuple[str, Component], str] = {}
-    last_at = tally.header.at
+    judged, last_at = 0, tally.header.at
     for number, reading in recording.readings(stream, tally):
         each = by_name.get(reading.probe)
         if each is None:
-            tally.skipped.append((number, f"probe {reading.probe!r} is not installed here"))
+            tally.skip(number, f"probe {reading.probe!r} is not installed here")
             continue
         look = Look(each, reading)
         _think(look, memories.setdefault((reading.node, reading.probe), {}), settings.expected)
         if look.error:
-            tally.skipped.append((number, f"probe {reading.probe}: {look.error}"))
+            tally.skip(number, f"probe {reading.probe}: {look.error}")
             continue
+        judged += 1
         last_at = max(last_at, reading.at)
         for finding in look.findings:
             place = (finding.check, finding.component)
@@ -285,7 +290,7 @@ def _judge(settings: AgentSettings, stream: BinaryIO, tally: recording.Tally) ->
                 story.finding = finding
             if finding.kind is Kind.STATE:
                 open_now[place] = finding.id
-    return list(stories.values()), last_at
+    return list(stories.values()), judged, last_at
 
 
 def _verdict(findings: Iterable[Finding]) -> tuple[Severity, Action]:
@@ -304,8 +309,10 @@ def _verdict_document(tally: recording.Tally, stories: list[Story], judged: int)
     return {
         "recording": {"format": tally.header.sentinel_recording, "version": tally.header.version, "node": tally.header.node},
         "judged": judged,
-        "could_not_look": tally.missed,
-        "skipped": [{"line": number, "why": why} for number, why in tally.skipped],
+        "could_not_look": tally.missed,  # the latest of them; how many: missed
+        "missed": tally.misses,
+        "skipped": [{"line": number, "why": why} for number, why in tally.skipped],  # the first of them; how many: skipped_lines
+        "skipped_lines": tally.skips,
         "findings": found,
         "verdict": {"severity": severity, "action": action},
     }
@@ -382,11 +389,11 @@ def _show_stories(tally: recording.Tally, stories: list[Story], judged: int, las
         table.add_row(when, lasted, Text(_clean(str(f.component))), finding, f.action.value, Text(_clean(f.summary)))
     console.print(table if stories else Text(_clean(f"{title}; nothing was found")))
     if tally.missed:
-        console.print(Text(_clean(f"{len(tally.missed)} looks could not be taken; the last: {tally.missed[-1].probe}: "
+        console.print(Text(_clean(f"{tally.misses} looks could not be taken; the last: {tally.missed[-1].probe}: "
                                   f"{tally.missed[-1].could_not_look}")), style="yellow")
     for number, why in tally.skipped[:10]:
         console.print(Text(_clean(f"skipped line {number}: {why}")), style="yellow")
-    if len(tally.skipped) > 10:
-        console.print(Text(f"… and {len(tally.skipped) - 10} more skipped lines"), style="yellow")
+    if tally.skips > 10:
+        console.print(Text(f"… and {tally.skips - 10} more skipped lines"), style="yellow")
     severity, action = _verdict(s.finding for s in stories)
     console.print(Text(f"verdict: {severity.value}, {action.value}"), style=COLOUR[severity])

@@ -17,7 +17,11 @@ from sentinel import __version__
 from sentinel.model import Reading
 
 FORMAT = 1
+TOLD = 1000  # lines that could not be used, and looks that were not taken, are told one by one up to so many
 LINE_BYTES = 16 << 20  # a reading is some kilobytes; a flooded kernel log some hundreds of them
+
+
+_NO_VALUE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # RecursionError: nested without end
 
 
 class RecordingError(Exception):
@@ -45,8 +49,20 @@ class Tally:
 
     header: Header
     readings: int = 0
-    missed: list[Missed] = field(default_factory=list)
-    skipped: list[tuple[int, str]] = field(default_factory=list)  # line number, why
+    misses: int = 0
+    missed: list[Missed] = field(default_factory=list)  # the latest TOLD of them
+    skips: int = 0
+    skipped: list[tuple[int, str]] = field(default_factory=list)  # line number, why; the first TOLD of them
+
+    def skip(self, number: int, why: str) -> None:
+        self.skips += 1
+        if len(self.skipped) < TOLD:
+            self.skipped.append((number, why))
+
+    def miss(self, missed: Missed) -> None:
+        self.misses += 1
+        self.missed.append(missed)
+        del self.missed[: -TOLD]
 
 
 def header(node: str, at: float) -> bytes:
@@ -62,7 +78,7 @@ def open_recording(stream: BinaryIO, name: str) -> Tally:
     wanted = f'wanted a first line like {{"sentinel_recording":{FORMAT}, …}}, as sentinel record writes it'
     try:
         found = msgspec.json.decode(stream.readline(LINE_BYTES), type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a wrong type in the header is one too
+    except _NO_VALUE:  # a wrong type in the header is one too
         raise RecordingError(f"{name}: not a recording: {wanted}") from None
     if found.sentinel_recording != FORMAT:
         by = f" (written by sentinel {found.version})" if found.version else ""
@@ -79,15 +95,14 @@ def readings(stream: BinaryIO, tally: Tally) -> Iterator[tuple[int, Reading]]:
         if not ended and len(raw) == LINE_BYTES:
             while (rest := stream.readline(LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
-            tally.skipped.append((number, f"longer than {LINE_BYTES >> 20} MiB"))
+            tally.skip(number, f"longer than {LINE_BYTES >> 20} MiB")
             continue
         if not raw.strip():
             continue
         try:
             reading = _one(raw, tally)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            cut = "cut off" if not ended else f"not a reading: {error}"
-            tally.skipped.append((number, cut))
+        except _NO_VALUE as error:
+            tally.skip(number, "cut off" if not ended else f"not a reading: {error}")
             continue
         if reading is not None:
             tally.readings += 1
@@ -99,7 +114,7 @@ def _one(raw: bytes, tally: Tally) -> Reading | None:
         return msgspec.json.decode(raw, type=Reading)
     except msgspec.ValidationError as no_reading:
         try:
-            tally.missed.append(msgspec.json.decode(raw, type=Missed))
+            tally.miss(msgspec.json.decode(raw, type=Missed))
         except msgspec.ValidationError:
             raise no_reading from None
         return None

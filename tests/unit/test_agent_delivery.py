@@ -257,8 +257,13 @@ async def test_failover_to_the_next_controller(tmp_path: Path) -> None:
         lambda r: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}),
         lambda r: web.Response(status=503, text="store is away"),
         lambda r: web.Response(status=429, headers={"Retry-After": "0"}),
+        lambda r: web.Response(status=429, headers={"Retry-After": "\u00b2"}),
+        lambda r: web.Response(status=500, body=b'{"error":"caf\xe9"}'),
+        lambda r: web.Response(status=500, body=b'{"error":' + b"[" * 100_000),
+        lambda r: web.Response(status=421, body=b'{"leader":' + b"[" * 100_000),
     ],
-    ids=["page", "empty", "half", "binary", "oversized", "other session", "other seq", "redirect", "503", "429"],
+    ids=["page", "empty", "half", "binary", "oversized", "other session", "other seq", "redirect", "503", "429",
+         "429 until a raised two", "no UTF-8", "endless nesting", "endless nesting as leader"],
 )
 async def test_garbage_is_never_taken_for_an_acknowledgement(tmp_path: Path, garbage: Answer) -> None:
     """An answer that is not this report's Ack leaves the finding in the spool, does not loop hot, and is got over."""
@@ -275,8 +280,75 @@ async def test_garbage_is_never_taken_for_an_acknowledgement(tmp_path: Path, gar
         probe.next = [event("e")]
         await until(lambda: asked >= 2 and len(made.spool))
         assert asked < 50
+        assert not made.down.is_set()
         controller.answer = lambda report: None
         await until(lambda: controller.findings and not len(made.spool))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://", "ftp://c", "http://c:port", "http://c:99999", f"http://{'c' * 80}", "http://c d"]
+)
+async def test_a_controller_that_is_no_address_is_one_sentence(tmp_path: Path, url: str) -> None:
+    """It is refused when the agent starts, by its key, and not told again and again as a controller that does not answer."""
+    with pytest.raises(ConfigError, match=r"agent\.controllers: expected http"):
+        async with agent(tmp_path, url):
+            pass
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        event("b", facts={"x": object()}),
+        event("b", kind=Kind.STATE, facts={"x": object()}),
+        event("b", summary="\udcff"),
+        event("b", kind=Kind.STATE, summary="\udcff"),
+        event("b", at=float("nan")),
+        event("b", evidence=("x" * 5_000_000,)),
+        event("b", severity="dreadful"),
+        "no finding",
+    ],
+    ids=["object", "object in a state", "surrogate", "surrogate in a state", "no time", "5 MB", "no severity", "text"],
+)
+async def test_what_cannot_be_sent_costs_its_probe_only(tmp_path: Path, finding: Any) -> None:
+    """A site's probe that finds what is no JSON fails by name; the agent lives, and what others find arrives."""
+
+    class Bad(Scripted):
+        name = "bad"
+
+    probe, bad = Scripted(), Bad()
+    async with Controller().serving() as controller:
+        settings = AgentSettings(node="t01", controllers=(controller.url,), state_dir=tmp_path, listen="", snapshot=Duration(0.05))
+        made = Agent(settings, [probe, bad])
+        await made.start()
+        bad.next = [finding]
+        await until(lambda: made.runner.errors.get("bad") or bad.committed)
+        probe.next = [event("good")]
+        await until(lambda: [f.id for f in controller.findings] == ["good"])
+        await until(lambda: any(r.snapshot for r in controller.reports))
+        assert not made.down.is_set()
+        assert bad.committed == 0
+        await made.stop()
+
+
+async def test_workers_that_cannot_be_told_are_not(tmp_path: Path) -> None:
+    """A probe's list of workers that is no JSON is left out; the agent lives and goes on reporting."""
+    probe = Scripted()
+    probe.data = {"workers": [{"worker": "\udcff"}]}
+    async with Controller().serving() as controller, agent(tmp_path, controller.url, probe=probe) as made:
+        await until(lambda: sum(r.snapshot for r in controller.reports) >= 2)
+        assert not made.down.is_set()
+        assert controller.reports[-1].workers == ()
+
+
+async def test_history_is_no_count(tmp_path: Path) -> None:
+    """A fault of before the first look is told, but does not raise the counter that alerts read."""
+    probe = Scripted()
+    async with agent(tmp_path, probe=probe) as made:
+        gpu = Component(node="t01", device="gpu@0009:01:00.0")
+        probe.next = [event("old", component=gpu, facts={"xid": 79, "history": True})]
+        await until(lambda: probe.committed == 1)
+        value = made.metrics.registry.get_sample_value
+        assert value("sentinel_xid_total", {"gpu": "0009:01:00.0", "xid": "79"}) == 0.0
 
 
 async def test_a_refused_finding_does_not_block_the_others(tmp_path: Path) -> None:

@@ -241,3 +241,31 @@ async def test_the_configured_interval_wins() -> None:
     probe = P("p", interval_s=3600)
     async with running(probe, intervals={"p": 0.02}):
         await until(lambda: probe.reads >= 3)
+
+
+async def test_a_probe_that_would_end_the_agent_only_fails() -> None:
+    """SystemExit, and the cancellation of something that it waited for, are a probe's failures like any other."""
+
+    def leave() -> dict[str, Any]:
+        raise SystemExit(3)
+
+    async def wait() -> dict[str, Any]:
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(inner.cancel)
+        await inner
+        return {}
+
+    one, two, good = P("one", leave), P("two", wait), P("good")
+    async with running(one, two, good) as runner:
+        await until(lambda: min(p.reads for p in (one, two, good)) >= 3)
+        assert runner.status == {"one": False, "two": False, "good": True}
+        assert runner.errors["one"] == "it tried to end the agent"
+
+
+async def test_stopping_is_no_error(caplog: Any) -> None:
+    """Readings that are cut off by a stop or a reload leave no error in the log, whenever it comes."""
+    for step in range(12):
+        slow = P("slow", lambda: asyncio.sleep(0.01, {}), interval_s=0.003)
+        async with running(slow, P("quick", interval_s=0.001)):
+            await asyncio.sleep(0.001 * step)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []

@@ -18,9 +18,12 @@ import pytest
 
 from probes import Context, Probe, ProbeError
 from probes.gpu import GpuProbe
-from sentinel.agent.driver import ChildDriver, Pauses
+from sentinel.agent.assembly import Agent
+from sentinel.agent.driver import ChildDriver
+from sentinel.agent.driver_protocol import Pauses, longest_read_s
 from sentinel.agent.probing import context, interval_s, load_probes
 from sentinel.config import AgentSettings, ConfigError
+from sentinel.durations import Duration
 from sentinel.testing.nvml import STATE_FILE, FakeState, gb200_tray
 
 FAKE = "sentinel.testing.nvml:from_file"
@@ -168,16 +171,113 @@ async def test_a_child_that_dies_is_replaced_after_a_pause(tray: Tray) -> None:
 
 
 async def test_a_child_that_takes_no_question_is_replaced(tray: Tray) -> None:
-    """One that is stopped in its tracks, with no call under way, is ended and replaced."""
+    """One that reads nothing, so that no call can be under way, is ended and replaced."""
+    module = tray.path.with_name("slow_nvml.py")
+    module.write_text("import time\ndef forever():\n    time.sleep(3600)\n")
+    quick = Pauses(first=0.05, most=0.2, start=0.6)
+    env = {**os.environ, "PYTHONPATH": str(tray.path.parent)}
+    driver = ChildDriver(DEADLINE_S, nvml="slow_nvml:forever", env=env, pauses=quick)
+    tray.drivers.append(driver)
+    with pytest.raises(ProbeError, match="took no question"):
+        await driver.read()
+    await asyncio.sleep(0.1)
+    with pytest.raises(ProbeError, match="took no question"):
+        await driver.read()
+    assert driver.restarts >= 1
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_child_that_is_stopped_is_no_hung_driver(tray: Tray, busy: bool) -> None:
+    """SIGSTOP, between calls or in one, is about the monitor: it is told to go on, and no GPU is ever called hung."""
     driver = tray.driver()
     await warm(driver)
     pid = driver.pid
     assert pid
+    if busy:
+        tray.state.gpus[1].hang = ("*",)
+        tray.save()
+    reading = asyncio.create_task(driver.read())
+    await asyncio.sleep(0.1 if busy else 0)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(ProbeError, match="took no question"):
+    tray.state.gpus[1].hang = ()
+    tray.save()
+    with pytest.raises(ProbeError, match="stopped by a signal and is told to go on"):
+        await reading
+    assert hung(await until(driver.read, lambda r: len(r["gpus"]) == 4)) == []
+    assert driver.pid == pid
+
+
+STAND_IN = """#!{python}
+import json, sys
+for line in sys.stdin:
+    number = json.loads(line).get("read")
+    sys.stdout.write({says})
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "'garbage' * 1000",
+        "'[' * 200000 + chr(10)",
+        "'x' * 3000000",
+        "'[1, 2]' + chr(10)",
+        *(
+            repr("".join(f"{line}\n" for line in lines))
+            for lines in (
+                ['{"ack": 1, "asked": [77]}'],
+                ['{"ack": 1, "asked": null}'],
+                ['{"ack": 1}', '{"opened": 3}'],
+                ['{"ack": 1}', '{"opened": {"error": null, "driver": "1", "count": 900000000}}'],
+                ['{"ack": 1}', '{"opened": {"error": null, "driver": "1", "count": 1}}', '{"gpu": 0, "data": 5}'],
+            )
+        ),
+    ],
+)
+async def test_a_child_that_says_what_it_cannot_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    """Whatever comes out of the child that the protocol does not know ends it, as a failure to look: never a GPU that hangs."""
+    program = tmp_path / "child"
+    program.write_text(STAND_IN.replace("{python}", sys.executable).replace("{says}", says))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    driver = ChildDriver(0.5, pauses=Pauses(first=0.05, most=0.1, start=2.0))
+    with pytest.raises(ProbeError, match=r"what the protocol does not know|took no question"):
         await driver.read()
+    await driver.close(0.1)
+
+
+async def test_a_look_is_over_when_it_was_promised_to_be(tray: Tray) -> None:
+    """With a driver that never answers, at any stage, a reading ends within the time that those who wait for it count with."""
+    promised = longest_read_s(DEADLINE_S, QUICK)
+    for stage in ({"hang_init": True}, {"hang_init": False, "gpus": [g for g in tray.state.gpus if g.hang != ("*",)]}):
+        for name, value in stage.items():
+            setattr(tray.state, name, value)
+        if not tray.state.hang_init:
+            tray.state.gpus[0].hang = ("*",)
+        tray.save()
+        async with asyncio.timeout(promised):
+            await tray.driver().read()
+
+
+async def test_who_waits_for_a_reading_waits_long_enough(tmp_path: Path) -> None:
+    """The runner gives a read of the GPUs its deadline, its start, and the other probe's turn, whatever deadline is configured."""
+    for deadline in (1.0, 10.0, 120.0):
+        settings = AgentSettings(node="t", state_dir=tmp_path / str(deadline), listen="", driver_deadline=Duration(deadline))
+        agent = Agent(settings, [])
+        await agent.start()
+        assert agent.runner.deadline_s >= 2 * longest_read_s(deadline)
+        await agent.stop()
+
+
+async def test_a_gpu_that_raises_what_nobody_knows_is_looked_at_again(tray: Tray) -> None:
+    """After a list of GPUs changed under the child its answers make no sense; a fresh child sees what is there now."""
+    driver = tray.driver(pauses=Pauses(first=0.05, most=0.2, refresh=0.3))
     await warm(driver)
-    assert driver.pid != pid
+    gone = tray.state.gpus.pop(2)
+    tray.save()
+    reading = await until(driver.read, lambda r: len(r["gpus"]) == 3)
+    assert gone.pci not in [g["pci"] for g in reading["gpus"]]
 
 
 async def test_a_slow_initialisation_is_not_held_against_the_gpus(tray: Tray) -> None:

@@ -169,10 +169,21 @@ def test_lines_that_cannot_be_used_are_counted_and_named() -> None:
     assert document["verdict"]["action"] == "reboot_node"
 
 
+def test_a_recording_of_garbage_is_told_in_bounds() -> None:
+    """However many lines cannot be used, the first of them are told one by one and all are counted; nesting without end is one."""
+    nested = b'{"probe":"gpu","node":"t01","at":1,"data":{"x":' + b"[" * 100_000 + b"\n"
+    missed = b'{"could_not_look":"away","probe":"gpu","at":1.0}\n'
+    document = json.loads(run("assess", "--json", "-", stdin=recorded(gpu()) + nested + b"x\n" * 5000 + missed * 3000).stdout)
+    assert (document["judged"], document["skipped_lines"], document["missed"]) == (1, 5001, 3000)
+    assert (len(document["skipped"]), len(document["could_not_look"])) == (1000, 1000)
+    assert document["skipped"][0]["line"] == 3
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"", "not a recording"),
+        (b'{"sentinel_recording":1,"x":' + b"[" * 100_000, "not a recording"),
         (b"[ 12.3] NVRM: Xid (PCI:0008:01:00): 79\n", "not a recording"),
         (bytes(range(256)) * 64, "not a recording"),
         (b'{"sentinel_recording":"1"}\n', "not a recording"),
