@@ -45,7 +45,9 @@ class GpuProbe:
         bound = _bound(context)
         data = await context.driver.read()
         boot = _first_line(context.proc / "sys/kernel/random/boot_id")
-        return Reading(probe=self.name, node=context.node, at=time.time(), boot_id=boot, data={**data, "bound": bound})
+        # ``mono``: a wall clock that is set must not make a GPU that just began to join its fabric one that never ends joining.
+        data |= {"bound": bound, "mono": time.monotonic()}
+        return Reading(probe=self.name, node=context.node, at=time.time(), boot_id=boot, data=data)
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
         """Judge one reading. ``expected``: ``gpus``, ``nvlinks`` (numbers) and ``driver`` (version), where known; see ``profile``.
@@ -59,7 +61,7 @@ class GpuProbe:
         memory["boot"] = reading.boot_id
         expected = expected_for(reading, expected, memory.setdefault("kind", {}))
         wanted, links = _number(expected, "gpus"), _number(expected, "nvlinks")
-        judge = Judge(reading.node, reading.at, memory)
+        judge = Judge(reading.node, reading.at, memory, reading.data.get("mono"))
         if not _driver(judge, reading, wanted, expected.get("driver")):
             return judge.findings()
         gpus: list[dict[str, Any]] = [dict(g) for g in reading.data["gpus"]]

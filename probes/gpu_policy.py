@@ -219,9 +219,9 @@ def _thermal(j: Judge, c: Component, gpu: Gpu) -> None:
 def _slowdown(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> None:
     reasons, counters, read_at = gpu.get("clocks_event_reasons"), gpu.get("slowdown_ns"), gpu.get("slow_at")
     before = memory.get("slowdown")
-    if counters and read_at is not None and (before is None or read_at > before["at"]):
+    if counters and read_at is not None and (before is None or read_at != before["at"]):
         memory["slowdown"] = {"at": read_at, "ns": dict(counters), "share": None}
-        if before:
+        if before and read_at > before["at"]:  # else the wall clock was set back: how long it took is not known
             passed = (read_at - before["at"]) * 1e9
             rises = [v - before["ns"][k] for k, v in counters.items() if v >= before["ns"].get(k, v + 1)]
             memory["slowdown"]["share"] = max(rises, default=0) / passed

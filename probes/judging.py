@@ -14,10 +14,13 @@ from sentinel.model import Component, Finding, Kind
 class Judge:
     """Turns values into findings: gives a state its id from the time it began, and counts samples in a row."""
 
-    def __init__(self, node: str, at: float, memory: dict[str, Any]) -> None:
+    def __init__(self, node: str, at: float, memory: dict[str, Any], mono: float | None = None) -> None:
+        """``mono``: seconds of a clock that nobody sets, by which lasting is measured; None: the reading did not carry one."""
         self.node, self.at = node, at
+        self._mono = at if mono is None else mono
         self._said: dict[str, Finding] = {}
         self._since: dict[str, float] = memory.setdefault("since", {})
+        self._lasting: dict[str, float] = memory.setdefault("lasting", {})
         self._runs: dict[str, int] = memory.setdefault("runs", {})
 
     def findings(self) -> list[Finding]:
@@ -53,9 +56,9 @@ class Judge:
         """Seconds for which something has held at every reading; 0 the first time and when it does not."""
         key = f"{name}@{component}"
         if not holds:
-            self._since.pop(key, None)
+            self._lasting.pop(key, None)
             return 0.0
-        return max(0.0, self.at - self._since.setdefault(key, self.at))
+        return max(0.0, self._mono - self._lasting.setdefault(key, self._mono))
 
     def run(self, name: str, component: Component, holds: bool) -> int:
         """How many readings in a row something has held."""

@@ -25,15 +25,15 @@ class Node:
     """A node under observation: a simulated driver, a clock of its own, and the probe's memory between looks."""
 
     def __init__(self, state: FakeState, expected: Mapping[str, Any] | None = None, sys: Path = Path("/nowhere")) -> None:
-        self.state, self.expected, self.at = state, expected or {}, 1_800_000_000.0
+        self.state, self.expected, self.at, self.mono = state, expected or {}, 1_800_000_000.0, 5000.0
         self.memory: dict[str, Any] = {}
         self.driver = FakeDriver(state, lambda: self.at)
         self.probe = GpuProbe(Context(node="t01", sys=sys, proc=Path("/nowhere"), driver=self.driver))
 
     def look(self, after_s: float = SLOW_S, boot_id: str = "one", **replace: Any) -> list[Finding]:
-        self.at += after_s
+        self.at, self.mono = self.at + after_s, self.mono + after_s
         read = asyncio.run(self.probe.read())
-        reading = Reading(probe="gpu", node="t01", at=self.at, boot_id=boot_id, data={**read.data, **replace})
+        reading = Reading(probe="gpu", node="t01", at=self.at, boot_id=boot_id, data={**read.data, "mono": self.mono, **replace})
         return self.probe.assess(reading, self.memory, self.expected)
 
     def present(self, after_s: float = SLOW_S, **replace: Any) -> dict[str, Finding]:
@@ -264,6 +264,31 @@ def test_joining_the_fabric_has_a_grace_period(state: int, severity: Severity) -
     assert node.present(2)["gpu.fabric_state"].severity is severity
     gpu.set(fabric_state=3)
     assert node.present() == {}
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_makes_no_fault(step_s: float) -> None:
+    """The wall clock set by an hour while the fabric is joined: the time it takes is counted by a clock that nobody sets."""
+    node = one(gb200().set(fabric_state=1))
+    assert "gpu.fabric_state" not in node.present(1.0)
+    node.at += step_s
+    assert "gpu.fabric_state" not in node.present(FABRIC_GRACE_S / 2)
+    assert "gpu.fabric_state" in node.present(FABRIC_GRACE_S / 2 + 1)
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_slowdown_ends_though_the_clock_was_set(step_s: float) -> None:
+    """After the clock was set by an hour either way, the share of time spent slowed is that of now, not of an hour ago."""
+    gpu = gb200()
+    node = one(gpu)
+    for spent in range(4):
+        gpu.set(hw_thermal=spent * 20_000_000_000)
+        slow = node.present()
+    assert "gpu.clocks_slowdown" in slow
+    node.at += step_s
+    for _ in range(2):
+        slow = node.present()
+    assert "gpu.clocks_slowdown" not in slow
 
 
 def test_a_gpu_without_links_is_not_judged_by_a_fabric() -> None:
