@@ -4,6 +4,7 @@ This module exists because the probe on the node and the adapters over the netwo
 always holds:
 
 * Every call has a deadline and a size bound, and ends in a value, never in an exception: how it went is the measurement.
+* A redirect is an answer like any other and is not followed: a worker does not decide whom its node asks next.
 * Only the wanted metric families are parsed; a bad line is skipped, and a family that is absent is None, never zero.
 * 429 and 503 on a request mean busy: neither right nor wrong. Only who asks ``/health`` may read a 503 as more.
 * Nothing here judges: an answer that did not come is reported as that.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +22,8 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+RANKS_MAX = 1024  # engines of one worker; more is nonsense that would only cost time
+COUNT_MAX = 1e15  # of a gauge or counter; beyond it a float no longer counts by one
 BODY_MAX = 8 << 20  # bytes; vLLM 0.32 writes about 60 kB of metrics per engine, a DP16 group 1 MB
 _BUSY = (429, 503)
 
@@ -55,7 +57,8 @@ async def ask(
         return Answer(how=how, status=status, body=content, seconds=round(time.monotonic() - begun, 6), why=why)
 
     try:
-        async with asyncio.timeout(deadline_s), session.request(method, url, json=body, headers=headers) as response:
+        call = session.request(method, url, json=body, headers=headers, allow_redirects=False)
+        async with asyncio.timeout(deadline_s), call as response:
             content = bytearray()
             async for piece in response.content.iter_any():
                 content += piece
@@ -86,6 +89,7 @@ _LINE = re.compile(
     + rb'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?+[ \t]++([^\s]++)[^\n]*+$',
     re.MULTILINE,
 )
+_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\\n]|\\.)*)"')
 
 
@@ -149,14 +153,16 @@ def parse(text: bytes) -> Metrics:
             value = float(match[3])
         except ValueError:
             continue
-        if not math.isfinite(value):
+        if not abs(value) <= COUNT_MAX:  # NaN is not either
             continue
         if name.startswith("vllm:"):
             seen = engines.setdefault(labels.get("engine", "0"), {})
+            if len(engines) > RANKS_MAX:
+                return Metrics()
             model = model or labels.get("model_name", "")
             seen[name[5:]] = seen.get(name[5:], 0.0) + value
         elif labels.get("dynamo_endpoint") == "generate":
-            instance = labels.get("worker_id", instance)
+            instance = told if _ID.fullmatch(told := labels.get("worker_id", "")) else instance
             short = name.removeprefix("dynamo_component_")
             dynamo[short] = dynamo.get(short, 0.0) + value
     in_flight = dynamo.get("inflight_requests")

@@ -86,7 +86,7 @@ def fold(before: State, seen: Seen) -> State:
 
 def still(state: State, limits: Mapping[str, float]) -> tuple[str, float]:
     """Why it seems to stand still, as a clause for a person, and since when; ``("", 0)`` when it does not."""
-    if state["mute"] is not None:
+    if state["mute"] is not None and state["answered"]:  # one that never answered is being started, however it keeps its port
         quiet = state["at"] - state["mute"]
         if quiet < limits["stall_s"]:
             return "", 0

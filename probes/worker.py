@@ -80,7 +80,7 @@ class WorkerProbe:
         except msgspec.ValidationError as error:
             raise ProbeError(f"agent.probes.worker: {error}") from None
         for t in self._options.workers:
-            if t.engine not in ("vllm", "dynamo") or not t.looks.startswith(("http://", "https://")):
+            if t.engine not in ("vllm", "dynamo") or not _is_address(t.looks):
                 raise ProbeError(
                     f'agent.probes.worker.workers: {t.name!r} needs engine "vllm" with url, or "dynamo" with system_url, as http://host:port'
                 )
@@ -102,7 +102,7 @@ class WorkerProbe:
             label = next((k for k, s in mine.items() if port is not None and port in (s.port, *s.ports)), "")
             looks.append(self._look(t.name, t, mine.pop(label, None)))
         for label, s in mine.items():
-            base = f"http://{s.host}:{s.port}" if s.port else ""
+            base = f"http://{f'[{s.host}]' if ':' in s.host else s.host}:{s.port}" if s.port else ""
             found = Target(name="", url=base if s.engine == "vllm" else "", system_url=base, engine=s.engine)
             looks.append(self._look(label, found, s))
         workers = await asyncio.gather(*looks)
@@ -268,3 +268,11 @@ class WorkerProbe:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
         return self._session
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other half, a port beyond all ports
+        return False

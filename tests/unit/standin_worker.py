@@ -23,6 +23,7 @@ class StandInVllm:
     def __init__(self) -> None:
         self.url = ""
         self.health: tuple[int, str] = (200, "")
+        self.headers: dict[str, str] = {}  # of its answer
         self.frozen = False  # the engine: requests hang, numbers stay, health stays green
         self.mute = False  # the whole process: connections are taken and nothing is answered
         self.refuses: tuple[int, str] | None = None  # what a completion gets instead of a token
@@ -68,7 +69,7 @@ class StandInVllm:
 
     async def _health(self, _: web.Request) -> web.Response:
         await self._maybe_hang(self.mute)
-        return web.Response(status=self.health[0], text=self.health[1])
+        return web.Response(status=self.health[0], text=self.health[1], headers=self.headers)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         await self._maybe_hang(self.mute)

@@ -279,6 +279,65 @@ async def test_a_recording_is_judged_as_it_was_live(vllm: StandInVllm, tmp_path:
     await watcher.probe.close()
 
 
+async def test_one_that_takes_connections_and_never_answered_is_being_started(vllm: StandInVllm, tmp_path: Path) -> None:
+    """Nothing is found about it, however long; once it has answered, the same silence is a stall."""
+    vllm.mute = True
+    watcher = watch(vllm, tmp_path)
+    for _ in range(4):
+        assert present(await watcher.look(20.0)) == set()
+    vllm.mute = False
+    await watcher.look()
+    vllm.mute = True
+    await watcher.look()
+    assert "worker.stalled" in present(await watcher.look(20.0))
+    await watcher.probe.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'vllm:num_requests_running{engine="0"} 1e308\nvllm:num_requests_running{engine="0"} 1e308\n',
+        'vllm:num_requests_running{engine="0"} NaN\nvllm:generation_tokens_total{engine="0"} -Inf\n',
+        "".join(f'vllm:num_requests_running{{engine="{i}"}} 1\n' for i in range(5000)),
+        'dynamo_component_requests_total{dynamo_endpoint="generate",worker_id="\x1b[2J"} 1\n',
+        "# " + "x" * (9 << 20) + "\n",
+    ],
+    ids=["sums beyond all numbers", "no numbers", "five thousand engines", "an id that is none", "9 MiB"],
+)
+async def test_nonsense_of_one_worker_is_not_measured(vllm: StandInVllm, tmp_path: Path, text: str) -> None:
+    """What one worker's metrics cannot mean is left out as not measured, and the others are seen as before."""
+    other = StandInVllm()
+    async with standing(other):
+        other.running(2)
+        vllm.ranks, vllm.extra = {}, text
+        watcher = Watcher(tmp_path, workers=[{"name": "w", "url": vllm.url}, {"name": "o", "url": other.url}], deadline_s=2.0)
+        await watcher.look()
+        w, o = msgspec.convert(watcher.readings[-1].data["workers"], list[WorkerSeen])
+        assert (w.healthy, w.running, w.instance) == (True, None, "")
+        assert o.running == 2
+        await watcher.probe.close()
+
+
+async def test_numbers_that_go_back_are_a_restart(vllm: StandInVllm, tmp_path: Path) -> None:
+    """Counters that began anew have moved; that is no stall."""
+    watcher = watch(vllm, tmp_path, stall_s=5.0)
+    vllm.running(2)
+    for tokens in (1000, 400, 90, 10):
+        vllm.ranks["0"]["generation_tokens_total"] = tokens
+        assert present(await watcher.look(6.0)) == set()
+    await watcher.probe.close()
+
+
+async def test_a_redirect_is_not_followed(vllm: StandInVllm, tmp_path: Path) -> None:
+    """A worker does not decide whom its node asks next: its redirect is an answer that says nothing about the engine."""
+    vllm.health, vllm.headers = (307, ""), {"Location": f"{vllm.url}/v1/models"}
+    watcher = watch(vllm, tmp_path)
+    await watcher.look()
+    assert watcher.readings[-1].data["workers"][0]["health"]["status"] == 307
+    assert watcher.seen().healthy is None
+    await watcher.probe.close()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -287,6 +346,9 @@ async def test_a_recording_is_judged_as_it_was_live(vllm: StandInVllm, tmp_path:
         ({"workers": [{"name": "w", "url": "http://x", "engine": "sglang"}]}, "'w' needs"),
         ({"workers": [{"url": "http://x"}]}, "name"),
         ({"stall_s": "long"}, "stall_s"),
+        ({"workers": [{"name": "w", "url": "http://x:99999"}]}, "'w' needs"),
+        ({"workers": [{"name": "w", "url": "http://[::1"}]}, "'w' needs"),
+        ({"workers": [{"name": "w", "url": "http://"}]}, "'w' needs"),
     ],
 )
 def test_wrong_options_are_one_sentence(options: dict[str, Any], says: str) -> None:
