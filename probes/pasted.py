@@ -6,6 +6,7 @@ What always holds:
 * A line counts only when what stands before the driver's own words is nothing but time, host, level and ``kernel``. A line of
   another program that quotes a fault (JSON, logfmt, ``name[pid]:``, a shell command) is counted as quoted, never judged.
 * A record that says itself that user space wrote it (facility, journal transport) is counted as such, never judged.
+* How it was copied does not matter: colours, control characters and a byte order mark are taken off first.
 * What comes out are readings of the probe ``kernel_log``, so that pasted text and the live log are judged by the same code.
 
 Text cannot prove where it comes from: someone may paste a forged line. That is why only the live probe may drain.
@@ -13,6 +14,7 @@ Text cannot prove where it comes from: someone may paste a forged line. That is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from sentinel.model import Reading
 
 BATCH = 4096  # lines of interest per reading; what came with a line is looked for within its own
 PREFIX_CHARS = 240
+MARKS = ("detected NVSwitch", '"MESSAGE":[')  # of interest beside the driver's own; the second: see ``_from_json``
 
 _STAMP = re.compile(
     r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
@@ -48,6 +51,7 @@ _MANAGER = re.compile(
     r"detected NVSwitch (non-fatal|fatal) error (\d{1,6}) on (?:fid|NodeId) \d+ on NVSwitch pci bus id (\S+) physical id \d+"
     r"(?: port (\d+))?"
 )
+_COPIED = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]")
 _DMESG_KEYS = {"fac", "pri", "time", "caller", "msg"}
 
 
@@ -92,8 +96,13 @@ def _from_json(line: str) -> tuple[str | None, str]:
     if not isinstance(entry, dict):
         return None, "quoted"
     if "_TRANSPORT" in entry:
+        if entry["_TRANSPORT"] != "kernel":
+            return None, "user_space"
         message = entry.get("MESSAGE")
-        return (message, "") if entry["_TRANSPORT"] == "kernel" and isinstance(message, str) else (None, "user_space")
+        if isinstance(message, list):  # the journal prints what is no UTF-8 text (a process may be called so) as its bytes
+            with contextlib.suppress(ValueError, TypeError):
+                message = bytes(message).decode("utf-8", "replace")
+        return (message, "") if isinstance(message, str) else (None, "malformed")
     if "msg" in entry and entry.keys() <= _DMESG_KEYS:
         kernel = entry.get("fac", "kern") in ("kern", 0)
         return (entry["msg"], "") if kernel and isinstance(entry["msg"], str) else (None, "user_space")
@@ -123,10 +132,10 @@ def parse(text: str, node: str) -> Iterator[Reading]:
     count = text.count("\n") + (not text.endswith("\n") and bool(text))
     batch = _Batch(node)
     number, counted = 1, 0
-    for start in lines_of_interest(text, "detected NVSwitch"):
+    for start in lines_of_interest(text, *MARKS):
         number, counted = number + text.count("\n", counted, start), start
         end = text.find("\n", start)
-        line = text[start: None if end < 0 else end].rstrip("\r")[: 4 * TEXT_CHARS]
+        line = _COPIED.sub("", text[start: None if end < 0 else end][: 8 * TEXT_CHARS]).rstrip("\r")
         if "\\n" in line and not line.lstrip().startswith("{"):
             line = line.replace("\\n", "\n")  # one record of several lines, as some journals print it
         message, why = message_of(line)

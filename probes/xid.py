@@ -68,9 +68,9 @@ Line = XidLine | FallenLine | SxidLine | DriverLine | Unreadable
 MARKS = ("Xid (", "fallen off the bus", *(k.mark for k in kernel_lines()))
 _MARKS = tuple(m.encode() for m in MARKS)
 
-_XID = re.compile(r"\s*NVRM: Xid \(([^()\n]{0,96})\):\s*(\d{1,5})(?![0-9a-zA-Z])[, ]?(.*)", re.DOTALL)
+_XID = re.compile(r"\s*NVRM: Xid \(([^()\n]{0,96})\):\s*(\d{1,5})(?![0-9a-zA-Z])[, ]?(.*)", re.DOTALL | re.ASCII)
 _XID_START = re.compile(r"\s*NVRM: Xid \(")
-_SXID = re.compile(r"\s*(nvidia-nvswitch\d*): SXid \(([^()\n]{0,96})\):\s*(\d{1,6})(?![0-9a-zA-Z])[, ]*(.*)", re.DOTALL)
+_SXID = re.compile(r"\s*(nvidia-nvswitch\d*): SXid \(([^()\n]{0,96})\):\s*(\d{1,6})(?![0-9a-zA-Z])[, ]*(.*)", re.DOTALL | re.ASCII)
 _SXID_START = re.compile(r"\s*nvidia-nvswitch\d*: SXid \(")
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)(?![0-9a-fA-F])")
 _INSTANCE = re.compile(r"GPU-(C?I):([0-9a-fA-F]{1,4})")

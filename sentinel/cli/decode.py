@@ -1,12 +1,14 @@
 """``sentinel decode``: paste kernel-log text, read what it is, what it means and what to do first.
 
-What always holds: it needs no configuration, network or GPU; text of any kind gets an answer; ``--json`` prints one object.
+What always holds: it needs no configuration, network or GPU; text of any kind gets an answer, of ``TEXT_BYTES`` at most;
+``--json`` prints one object.
 """
 
 from __future__ import annotations
 
 import json
-from typing import BinaryIO
+import sys
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -17,6 +19,7 @@ from probes.decode import Decoded, decode_text
 from sentinel.decide.policy import default_policy
 from sentinel.model import Finding, Severity
 
+TEXT_BYTES = 128 << 20  # a node's whole kernel log of months; a pipe that never ends must not take all memory
 _COLOUR = {Severity.INFO: "green", Severity.WARNING: "yellow", Severity.FATAL: "red"}
 _SKIPPED = {
     "quoted": "lines quote a fault inside another program's text and were not judged",
@@ -26,16 +29,37 @@ _SKIPPED = {
 
 
 @click.command()
-@click.argument("file", type=click.File("rb"), default="-")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--node", default="pasted", show_default=True, help="The machine that the text comes from.")
-def decode(file: BinaryIO, as_json: bool, node: str) -> None:
+def decode(file: Path, as_json: bool, node: str) -> None:
     """Explain kernel-log text from FILE, or from standard input."""
-    decoded = decode_text(file.read().decode("utf-8", "replace"), node)
-    if as_json:
-        click.echo(json.dumps(decoded.to_json()))
-    else:
-        show(decoded, Console())
+    decoded = decode_text(_text(file), node)
+    try:
+        if as_json:
+            click.echo(json.dumps(decoded.to_json()))
+        else:
+            show(decoded, Console())
+    except BrokenPipeError:
+        raise  # whoever read it has seen enough
+    except OSError as error:
+        raise click.ClickException(f"standard output cannot be written: {error.strerror or error}") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        if str(file) != "-":
+            with file.open("rb") as stream:
+                data = stream.read(TEXT_BYTES + 1)
+        elif sys.stdin is None:
+            raise click.ClickException("standard input is closed; wanted text there, or the name of a file")
+        else:
+            data = sys.stdin.buffer.read(TEXT_BYTES + 1)
+    except OSError as error:
+        raise click.UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if len(data) > TEXT_BYTES:
+        click.echo(f"{file}: longer than {TEXT_BYTES >> 20} MiB; only that much of it is explained", err=True)
+    return data[:TEXT_BYTES].decode("utf-8", "replace")
 
 
 def show(decoded: Decoded, console: Console) -> None:

@@ -7,6 +7,8 @@ the user's to mend are click exceptions with one sentence; anything else is a bu
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 
 import click
 
@@ -50,3 +52,6 @@ class Lazy(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Watches GPUs, NVLink and workers; drains, reroutes, pages and repairs; says why."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding shows a "?", not a traceback

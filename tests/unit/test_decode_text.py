@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +14,7 @@ from probes.decode import Decoded, decode_text
 from sentinel.cli.decode import decode
 from sentinel.model import Action, Severity
 
+COMMAND = "from sentinel.cli.main import main; main()"
 LINE = "NVRM: Xid (PCI:0018:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -41,6 +45,23 @@ def test_every_prefix(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "copied",
+    [
+        "\x1b[32m[12345.678901] \x1b[0m\x1b[33mNVRM: \x1b[0m" + LINE.removeprefix("NVRM: ") + "\x1b[0m",  # dmesg --color=always
+        f"\ufeff[12345.678901] {LINE}",
+        f"\0\0[12345.678901] {LINE}\0",  # a serial console's capture
+        f"\u200b{LINE}",
+        f"[1.0] x\r[12345.678901] {LINE}\r",
+        '{"_TRANSPORT":"kernel","MESSAGE":[' + ",".join(str(b) for b in LINE.replace("<", "\xff").encode("latin-1")) + "]}",
+    ],
+    ids=["colours", "byte order mark", "NULs", "zero width", "carriage returns", "journal bytes"],
+)  # fmt: skip
+def test_however_it_was_copied(copied: str) -> None:
+    """What a terminal, an editor or the journal adds to the line changes nothing."""
+    assert said(decode_text(copied)) == ("fatal", "reboot_node", 1)
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         (json.dumps({"level": "INFO", "msg": LINE}), "quoted"),
@@ -54,6 +75,7 @@ def test_every_prefix(prefix: str) -> None:
         (f"logger -p kern.err {LINE}", "quoted"),
         (f"> {LINE}", "quoted"),
         (f"12,358,25209228,-;{LINE}", "user_space"),
+        (json.dumps({"_TRANSPORT": "kernel", "MESSAGE": [LINE, LINE]}), "malformed"),
         (json.dumps({"_TRANSPORT": "syslog", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": LINE}), "user_space"),
         ('{"_TRANSPORT": "kernel", "MESSAGE": "' + LINE, "quoted"),
     ],
@@ -167,6 +189,43 @@ class TestCommand:
         for words in ("fallen off the bus", "t07/gpu@0018:01:00.0", "first: reboot node", "Runbook: gpu-off-bus", "1 lines quote"):
             assert words in result.output
         assert "Nothing of note" in CliRunner().invoke(decode, [], input="all is well").output
+
+    def test_other_digits_are_no_number(self) -> None:
+        """Digits of another script, which no driver prints, make no Xid."""
+        decoded = decode_text("NVRM: Xid (PCI:0009:01:00): \u0667\u0669, GPU has fallen off the bus.")
+        assert [f.check for f in decoded.findings] == ["kernel_log.unreadable"]
+
+    def test_endless_input(self) -> None:
+        """Only so much is read; that it was not all is said."""
+        done = subprocess.run([sys.executable, "-c", COMMAND, "decode", "/dev/zero"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert "Nothing of note" in done.stdout
+        assert "/dev/zero: longer than 128 MiB" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("shell", "words"),
+        [
+            ("<&-", "standard input is closed"), (">/dev/full", "standard output cannot be written: No space left"),
+            ("--json >/dev/full", "standard output cannot be written: No space left"), ("/tmp", "directory"),
+        ],
+    )  # fmt: skip
+    def test_streams_that_cannot_be_used(self, shell: str, words: str) -> None:
+        """Each is one sentence, and no traceback."""
+        script = f"exec {sys.executable} -c '{COMMAND}' decode {shell}"
+        done = subprocess.run(["/bin/sh", "-c", script], input=LINE, capture_output=True, text=True, check=False)
+        assert done.returncode in (1, 2)
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+    def test_a_terminal_of_another_encoding(self, encoding: str) -> None:
+        """What it cannot show is shown as something else."""
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-c", COMMAND, "decode"]
+        done = subprocess.run(command, input=LINE.encode(), capture_output=True, env=env, check=False)
+        assert done.returncode == 0
+        assert b"first: reboot node" in done.stdout
+        assert b"Traceback" not in done.stderr
 
     def test_missing_file(self) -> None:
         """A file that is not there is one sentence, without a traceback."""
