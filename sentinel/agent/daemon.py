@@ -89,6 +89,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     loop.add_signal_handler(signal.SIGHUP, again.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked since the command began: see sentinel.cli.daemons
 
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that says when it was made: nobody reads it
     installed = Installed(own)

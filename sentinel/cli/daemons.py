@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ _level = click.option("--log-level", default="info", type=click.Choice(["debug",
 @_level
 def agent(config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
     """Watch this node: run the probes, report what they find, carry out allowed actions."""
+    # A reload that comes while we start waits; by default it would end us, and systemd takes an end by SIGHUP for a wanted one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     _run("sentinel.agent.daemon", config_path, style, log_level)
 
 
