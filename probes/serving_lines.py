@@ -13,7 +13,7 @@ judged anywhere. What always holds:
 
 The reading's ``data``: ``events`` [kind, group, role, pid, line, clock, at, last line, last at, count, text, fields],
 ``samples`` [group, engine, line, clock, at, prompt, generation, running, waiting, corrupted], ``metrics`` [group, name,
-labels, line, value], ``lines``, ``skipped``.
+labels, line, value], ``pid`` (of the server, for lines that name no place), ``lines``, ``skipped``.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _PREFIX = tuple(re.compile(p) for p in (
     r"(?:TRACE|DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::? |:\t)\s*(?:(?P<month>\d\d)-(?P<day>\d\d) "
     + _CLOCK + r")?(?: ?\[?[\w./-]{1,120}:\d{1,6}\])?",
     r"\[?rank ?(?P<rank>\d{1,5})\]:",
-    r"\[[EWIF]\d{0,4} ?[\d:.]{0,16} ?[\w./-]{1,60}:\d{1,6}\]",
+    r"\[[EWIF](?:\d{3,4} [\d:.]{8,16})? [\w./-]{1,60}:\d{1,6}\]",  # torch
     r"\[(?P<epoch>\d{9,11}\.\d{1,9})\] \[(?P<group>[\w.-]{1,253}):(?P<pid>\d{1,9}) *:\w{1,9}\]",  # UCX
     r"(?P<group>[\w.-]{1,253}):(?P<pid>\d{1,9}):\d{1,9} \[\d{1,3}\]",  # NCCL
     r"[EWIF](?P<month>\d\d)(?P<day>\d\d) " + _CLOCK + r"\.\d{1,9} +(?P<pid>\d{1,9}) [\w./-]{1,80}:\d{1,6}\]",  # glog
@@ -131,6 +131,7 @@ class Said(NamedTuple):
     pid: str = ""
     clock: str = ""
     at: float | None = None
+    rank: str = ""
 
 
 def take_apart(line: str) -> Said | None:
@@ -138,7 +139,9 @@ def take_apart(line: str) -> Said | None:
     line = _ANSI.sub("", line[:LINE_CHARS]).rstrip()
     if line.lstrip().startswith("{"):
         return _from_json(line)
-    group = role = pid = clock = ""
+    if _QUOTES.search(line):
+        return None
+    group = role = pid = clock = rank = ""
     at: float | None = None
     rest, moved = line, True
     while moved and rest:
@@ -153,13 +156,12 @@ def take_apart(line: str) -> Said | None:
             group = group or found.get("group") or ""
             role = found.get("role") or role
             pid = found.get("pid") or pid
+            rank = found.get("rank") or rank
             stamp = _stamp(found)
             clock, at = stamp or (clock, at)
             rest, moved = rest[match.end():].lstrip(" \t"), True
             break
-    if _COMMAND.match(rest) or _QUOTES.search(rest):
-        return None
-    return Said(rest, group, role, pid, clock, at)
+    return None if _COMMAND.match(rest) else Said(rest, group, role, pid, clock, at, rank)
 
 
 def _stamp(found: dict[str, str | None]) -> tuple[str, float] | None:
@@ -294,16 +296,20 @@ class _Seen:
         self._samples: list[list[Any]] = []
         self._metrics: list[list[Any]] = []
         self._skipped = {"quoted": 0, "over": 0}
+        self._speakers: dict[int, str] = {}  # among lines that name no place: pid of the server, else of the engine, else of a rank
 
     @property
     def anything(self) -> bool:
-        return bool(self._events or self._samples or self._metrics)
+        return bool(self._events or self._samples or self._metrics or self._skipped["quoted"])
 
     def line(self, number: int, raw: str, following: str) -> None:
         said = take_apart(raw)
         if said is None:
             self._skipped["quoted"] += classify(raw[:LINE_CHARS]) is not None
-        elif (match := _REPORT.search(said.text)) is not None:
+            return
+        if said.pid and not said.group:
+            self._speakers.setdefault(0 if said.role.startswith("API") else 1 if said.role.startswith("Engine") else 2, said.pid)
+        if (match := _REPORT.search(said.text)) is not None:
             g = match.groupdict()
             values = [_number(g[k]) for k in ("prompt", "generation", "running", "waiting", "corrupted")]
             self._keep(self._samples, [said.group, g["engine"] or "", number, said.clock, said.at, *values])
@@ -323,6 +329,8 @@ class _Seen:
 
     def _event(self, number: int, said: Said, kind: str, fields: dict[str, str], more: str) -> None:
         whole = said.text + more
+        if said.rank:
+            fields.setdefault("rank", said.rank)
         for name, pattern in _FIELDS.items():
             if (match := pattern.search(whole)) is not None:
                 fields[name] = match[1]
@@ -337,8 +345,11 @@ class _Seen:
             self._skipped["over"] += 1
 
     def reading(self, count: int) -> Reading:
-        data = {"events": list(self._events.values()), "samples": self._samples, "metrics": self._metrics, "lines": count,
-                "skipped": self._skipped}
+        pid = self._speakers[min(self._speakers)] if self._speakers else ""
+        data = {
+            "events": list(self._events.values()), "samples": self._samples, "metrics": self._metrics, "pid": pid,
+            "lines": count, "skipped": self._skipped,
+        }
         return Reading(probe="serving_log", node=self._node, at=0.0, boot_id="pasted", data=data)
 
 

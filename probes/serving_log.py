@@ -33,6 +33,8 @@ WR_FLUSH_ERR = "5"  # ibv_wc_status of libibverbs: flushed because the queue pai
 
 _PEOPLE = ("noise", "context")
 _CAUSES = ("engine", "cuda", "collective", "kv_transfer")
+_TRACEBACKS = ("engine_dead", "engine_start_failed", "worker_exception")  # printed first, their cause at the traceback's end
+TRACEBACK_LINES = 200
 _SHOWN = 8
 _DERIVED = ("engine_zombie", "crash_exit_zero")  # what the server did after its engine's end
 _EXITS = {
@@ -62,45 +64,43 @@ class Happening:
 def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     """Judge what the lines of one reading say, together."""
     events = [e for e in reading.data.get("events", ()) if e[0] in kinds()]
-    names = _names(events, reading.data.get("samples", ()), memory)
+    names = _names(reading.data, memory)
     happened = _fold(events, names)
     happened += serving_rates.happenings(reading.data, names, memory, Happening)
     happened = _together(happened)
     stops = _stops(happened, memory)
     faults = [h for h in happened if kinds()[h.kind].family != "context"]
-    causes = [(h, _cause(h, faults)) for h in faults]
-    roots: dict[tuple[str, str], Severity] = {}
-    for h, cause in causes:
-        root, hops = cause, 0
-        while root is not None and hops < 8:
-            further = next((c for k, c in causes if k is root), None)
-            if further is None:
+    real = [h for h in faults if not _stopping(h, stops)]
+    causes = {_key(h): cause for h in faults if (cause := _cause(h, faults if h not in real else real)) is not None}
+    raised: dict[tuple[str, str], Severity] = {}
+    for h in faults:
+        chain = [_key(h)]
+        while (cause := causes.get(chain[-1])) is not None:
+            if _key(cause) in chain:  # each explains the other: the earlier one stands as the cause
+                del causes[chain[-1]]
                 break
-            root, hops = further, hops + 1
-        if root is not None and not _stopping(h, stops):
-            key = (root.kind, root.where)
-            roots[key] = max(roots.get(key, Severity.INFO), kinds()[h.kind].severity, key=lambda s: s.rank)
+            chain.append(_key(cause))
+        if len(chain) > 1 and not _stopping(h, stops):
+            raised[chain[-1]] = max(raised.get(chain[-1], Severity.INFO), kinds()[h.kind].severity, key=lambda s: s.rank)
     return [
-        _finding(_Judged(h, cause, roots.get((h.kind, h.where)), _stopping(h, stops)), reading, memory) for h, cause in causes
+        _finding(_Judged(h, causes.get(_key(h)), raised.get(_key(h)), _stopping(h, stops)), reading, memory) for h in faults
     ]
+
+
+def _key(h: Happening) -> tuple[str, str]:
+    return h.kind, h.where
 
 
 # -- who speaks ---------------------------------------------------------------------------------------------------------------
 
 
-def _names(events: list[list[Any]], samples: Any, memory: dict[str, Any]) -> dict[str, str]:
+def _names(data: dict[str, Any], memory: dict[str, Any]) -> dict[str, str]:
     """Group in the reading → the worker's name. Lines without a group belong to the only one there is, else go by their pid."""
-    groups = sorted({e[1] for e in events} | {s[0] for s in samples})
-    named = [g for g in groups if g]
-    found = {g: f"worker@{g}" for g in named}
-    if len(named) == 1:
-        found[""] = found[named[0]]
-    elif "" in groups:
-        speakers = [e for e in events if not e[1] and e[3]]
-        ranked = sorted(speakers, key=lambda e: (not e[2].startswith("APIServer"), not e[2].startswith("Engine")))
-        if ranked:
-            memory.setdefault("pid", str(ranked[0][3]))
-        found[""] = f"worker@{memory.get('pid', 'pasted')}"
+    named = sorted({e[1] for e in data.get("events", ())} | {s[0] for s in data.get("samples", ())} - {""})
+    found = {g: f"worker@{g}" for g in named if g}
+    if data.get("pid"):
+        memory.setdefault("pid", data["pid"])
+    found[""] = next(iter(found.values())) if len(found) == 1 else f"worker@{memory.get('pid', 'pasted')}"
     return found
 
 
@@ -213,13 +213,18 @@ def _cause(h: Happening, faults: list[Happening]) -> Happening | None:
             continue
         if other.where != h.where and by.family not in ("collective", "kv_transfer"):
             continue
-        ordered = kind.severity is Severity.FATAL and kind.family != "kv_transfer"
-        if (ordered or not named) and not (other.line < h.line):
+        ordered = not named or (kind.severity is Severity.FATAL and kind.family != "kv_transfer")
+        below = h.kind in _TRACEBACKS and 0 < other.line - h.line <= TRACEBACK_LINES and _ends_traceback(by)
+        if ordered and not other.line < h.line and not below:
             continue
         apart = h.at - other.at if h.clock == other.clock and h.at is not None and other.at is not None else 0.0
         if abs(apart) <= ECHO_S:
             return other
     return None
+
+
+def _ends_traceback(kind: ServingKind) -> bool:
+    return kind.family == "cuda" or kind.name in ("nccl_error", "rpc_timeout", "all2all_timeout")
 
 
 def _may_cause(kind: ServingKind) -> bool:
