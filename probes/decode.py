@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from probes import fabric_log, kernel_episodes, monitors, pasted, pasted_imex, serving_lines, serving_log, smi
+from probes import fabric_log, kernel_episodes, monitors, nic_text, pasted, pasted_imex, serving_lines, serving_log, smi
 from probes.catalog import DRAINS
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
@@ -30,6 +30,7 @@ READERS: tuple[tuple[Reader, Judge], ...] = (
     (pasted_imex.read, pasted_imex.judge),
     (fabric_log.read, fabric_log.judge),
     (monitors.read, monitors.judge),
+    (nic_text.parse, nic_text.judge),
     (serving_lines.parse, serving_log.assess),
 )
 

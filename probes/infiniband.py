@@ -98,7 +98,7 @@ class InfinibandProbe:
         return routes | below
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
-        """Judge one reading. ``expected``: ``ib_ports`` (how many are active), ``ib_rate_gbps`` (of each), ``ib_devices``
+        """Judge one reading. ``expected``: ``ib_ports`` (how many are active), ``ib_gbps`` (of each), ``ib_devices``
         (names or PCI addresses of the rails), where known. Raises ProbeError for an expectation of the wrong kind."""
         return assess(reading, memory, expected)
 

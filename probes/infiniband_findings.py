@@ -34,15 +34,20 @@ def judge(reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any])
     alike = _common_rates(found)
     for device in devices:
         _hung(j, device)
-        _temperature(j, device)
+        _temperature(j, device, alone=alone)
+        _restricted(j, device)
+        _cage(j, device)
     for rail in found:
         own = memory.setdefault("ports", {}).setdefault(rail.name, {})
         own["active"] = own.get("active", False) or rail.up
         meant = wanted.names(rail.device) or (all_meant and rail.layer == "InfiniBand")
         in_use = meant or (own["active"] and rail.layer == "InfiniBand")  # an Ethernet port may be anybody's
+        if alone:
+            _interface_only(j, rail)
         if alone or meant or own["active"]:
             _state(j, rail, in_use, own["active"], alone=alone)
-        _rate(j, rail, own, wanted.rate_gbps or alike.get(_kind(rail)), alone=alone)
+        due = wanted.rate_gbps if meant or rail.layer == "InfiniBand" else None
+        _rate(j, rail, own, due or alike.get(_kind(rail)), alone=alone)
         _flaps(j, rail, own, in_use)
         _errors(j, rail, own, in_use)
         _saturation(j, rail)
@@ -254,7 +259,7 @@ def _bit_errors(j: Judge, rail: Rail) -> None:
                 summary=f"{rail.name}: {max(rates.values()):g} of its bits stay wrong after correction.")
 
 
-def _temperature(j: Judge, device: Device) -> None:
+def _temperature(j: Judge, device: Device, *, alone: bool) -> None:
     """Sensors against the firmware's own limit; without a limit nothing is said."""
     read = (device.get("temperatures") or {}).items()
     sensors = {k: (t["c"], t["most_c"]) for k, t in read if t.get("c") is not None and t.get("most_c")}
@@ -263,8 +268,29 @@ def _temperature(j: Judge, device: Device) -> None:
     c = Component(node=j.node, device=f"ib@{device['name']}")
     slack = policy.COOL_C if j.was("ib.hot", c) else 0.0
     hot = {k: v for k, v in sensors.items() if v[0] >= v[1] - slack}
-    there = j.steady("ib.hot", c, bool(hot), policy.HOT_RUN)
+    there = bool(hot) if alone else j.steady("ib.hot", c, bool(hot), policy.HOT_RUN)
     if there is not None:
         j.state("ib.hot", c, there, severity=Severity.WARNING, action=Action.INSPECT,
                 evidence=tuple(f"{k}={now:g}°C, at most {most:g}" for k, (now, most) in hot.items())[:8],
                 summary=f"Adapter {device['name']} or its module is at its limit; the firmware switches hot modules off.")
+
+
+def _restricted(j: Judge, device: Device) -> None:
+    """Firmware keeps this function's registers from us; asked for them again and again, the kernel logs it each time."""
+    if device.get("restricted") is not None:
+        j.state("ib.restricted", Component(node=j.node, device=f"ib@{device['name']}"), bool(device["restricted"]),
+                suspect=Suspect.MONITOR, evidence=(f"pci={device.get('pci')}",),
+                summary=f"{device['name']} may not read its counters: not measured, no fault; leave it out of other monitors too.")
+
+
+def _cage(j: Judge, device: Device) -> None:
+    if device.get("cage_empty"):
+        j.state("ib.cage_empty", Component(node=j.node, device=f"ib@{device['name']}"), True,
+                summary=f"A cage of {device['name']} has no cable: normal for an unused port; a used one is told by its own state.")
+
+
+def _interface_only(j: Judge, rail: Rail) -> None:
+    nets = {n: v for n, v in (rail.device.get("netdevs") or {}).items() if v.get("carrier") is False}
+    if nets and rail.port.get("state") is None:
+        j.state("ib.interface_down", rail.where, True, evidence=tuple(nets)[:8],
+                summary=f"The IP interface of {rail.name} is down, which says nothing about the port: ibstat does.")

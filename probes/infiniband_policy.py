@@ -94,11 +94,11 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, expected: Mapping[str, Any]) -> Wanted:
-        ports, rate, devices = expected.get("ib_ports"), expected.get("ib_rate_gbps"), expected.get("ib_devices", [])
+        ports, rate, devices = expected.get("ib_ports"), expected.get("ib_gbps"), expected.get("ib_devices", [])
         if ports is not None and (isinstance(ports, bool) or not isinstance(ports, int) or ports < 0):
             raise ProbeError(f"expected.ib_ports: wanted a whole number, got {ports!r}")
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0):
-            raise ProbeError(f"expected.ib_rate_gbps: wanted Gb/s, more than 0, got {rate!r}")
+            raise ProbeError(f"expected.ib_gbps: wanted Gb/s, more than 0, got {rate!r}")
         if not isinstance(devices, list) or not all(isinstance(name, str) for name in devices):
             raise ProbeError(f"expected.ib_devices: wanted a list of adapters' names or PCI addresses, got {devices!r}")
         return cls(ports, rate, frozenset(devices))

@@ -204,7 +204,7 @@ async def test_a_roce_port_tells_admin_from_carrier(node: Node) -> None:
 
 async def test_rate_below_expectation(tmp_path: Path) -> None:
     """An active port below its expected rate is a warning after three looks; a down port's default rate is none."""
-    node = Node(tmp_path, {"ib_rate_gbps": 400})
+    node = Node(tmp_path, {"ib_gbps": 400})
     rails(node)[3].port(rate="200 Gb/sec (2X NDR)")
     assert await node.look() == {}
     found = await node.settle()
@@ -313,7 +313,8 @@ async def test_a_restricted_function_is_not_measured(node: Node) -> None:
     nic.counter("link_downed", 7)
     second = await node.probe.read()
     assert second.data["devices"][0]["ports"][0]["counters"] == {}
-    assert await node.settle() == {}
+    found = await node.settle()
+    assert {(c, f.severity, f.suspect) for c, f in found.items()} == {("ib.restricted", INFO, Suspect.MONITOR)}
 
 
 async def test_counters_without_a_number_are_not_measured(node: Node) -> None:
@@ -392,7 +393,7 @@ def test_options_and_expectations_are_checked(tmp_path: Path) -> None:
         InfinibandProbe(Context(node="t01", options={"ignored": []}))
     with pytest.raises(ProbeError, match="ignore: wanted a list"):
         InfinibandProbe(Context(node="t01", options={"ignore": "mlx5_0"}))
-    for key, value in (("ib_ports", "four"), ("ib_rate_gbps", 0), ("ib_devices", "mlx5_0")):
+    for key, value in (("ib_ports", "four"), ("ib_gbps", 0), ("ib_devices", "mlx5_0")):
         node = Node(tmp_path / key)
         with pytest.raises(ProbeError, match=f"expected.{key}"):
             node.probe.assess(Reading(probe="infiniband", node="t01", at=0.0), {}, {key: value})
