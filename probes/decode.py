@@ -118,6 +118,8 @@ def _incidents(live: list[Finding]) -> int:
             where = "switches"
         elif f.suspect is Suspect.PEER and f.check == "xid.45":
             where = "a peer elsewhere"
+        elif f.suspect is Suspect.PEER and f.facts.get("peers"):
+            where = str(f.facts["peers"][0])  # many workers name one engine or host: one fault, there
         elif f.component.part.startswith("nvlink"):
             for link in f.facts.get("links", ()):
                 links.setdefault(link, set()).add(where)
