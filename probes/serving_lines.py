@@ -334,7 +334,7 @@ class _Seen:
         for name, pattern in _FIELDS.items():
             if (match := pattern.search(whole)) is not None:
                 fields[name] = match[1]
-        key = (kind, said.group, *(fields.get(k, "") for k in ("engine", "host", "worker", "rank", "hca", "exit")))
+        key = (kind, said.group, *(fields.get(k, "") for k in ("engine", "host", "worker", "rank", "hca", "exit", "status")))
         known = self._events.get(key)
         if known is not None:
             known[7:10] = [number, said.at if said.clock == known[5] else known[8], known[9] + 1]

@@ -115,7 +115,7 @@ def _fold(events: list[list[Any]], names: dict[str, str]) -> list[Happening]:
             kind = "stop"  # noqa: PLW2901
         where = "router" if kinds()[kind].family == "router" else names[group]
         key = (kind, where)
-        peer = ", ".join(f"{k} {fields[k]}" for k in ("engine", "host", "worker", "hca") if k in fields)
+        peer = ", ".join(f"{k} {fields[k]}" for k in ("engine", "host", "worker") if k in fields)
         if peer:
             peers.setdefault(key, Counter())[peer] += count
         known = found.get(key)
@@ -239,9 +239,10 @@ def _stops(happened: list[Happening], memory: dict[str, Any]) -> dict[str, Happe
     found: dict[str, Happening] = {}
     for h in happened:
         if h.kind == "stop":
+            again = [o for o in happened if o.kind == "started" and o.where == h.where and o.last_line > h.last_line]
             before = [o for o in happened if o.where == h.where and o.line < h.line and _ends_engine(kinds()[o.kind])]
             if not before:
-                found[h.where] = h
+                found[h.where] = replace(h, last_line=again[0].last_line if again else 0)  # where it ended
     for where, (clock, at) in memory.get("stops", {}).items():
         found.setdefault(where, Happening("stop", where, 0, clock, at))
     memory["stops"] = {h.where: [h.clock, h.at] for h in list(found.values())[:64]}
@@ -256,7 +257,8 @@ def _stopping(h: Happening, stops: dict[str, Happening]) -> bool:
     shared = kind.family in ("kv_transfer", "collective", "router")
     for stop in stops.values():
         late = h.clock == stop.clock and h.at is not None and stop.at is not None and h.at - stop.at > STOP_S
-        if (shared or stop.where == h.where) and stop.line <= h.line and not late:
+        over = stop.last_line and h.line > stop.last_line
+        if (shared or stop.where == h.where) and stop.line <= h.line and not late and not over:
             return True
     return False
 

@@ -17,7 +17,7 @@ GROWING, GROWN = 7, 10  # reports in a row whose queue is longer each time: a mi
 def happenings(data: dict[str, Any], names: dict[str, str], memory: dict[str, Any], make: Any) -> list[Any]:
     """What the samples and metrics of one reading say, as ``make(kind, where, line, …)``."""
     found = []
-    waits = {names[e[1]]: e for e in data.get("events", ()) if e[0] == "shm_wait"}
+    waits = {names[e[1]]: e for e in data.get("events", ()) if e[0] in ("shm_wait", "hangs")}
     series: dict[tuple[str, str], list[list[Any]]] = {}
     for sample in data.get("samples", ()):
         series.setdefault((names[sample[0]], sample[1]), []).append(sample)
@@ -65,8 +65,8 @@ def _stall(samples: list[list[Any]], where: str, key: str, wait: list[Any] | Non
     else:
         runs[key] = run
     last = samples[-1]
-    if run is not None and longest is None and wait is not None and wait[7] > last[2]:
-        longest = (STALL_S, last, run[3])  # its own ranks say that they have waited for a minute
+    if run is not None and longest is None and wait is not None and wait[7] >= last[2]:
+        longest = (STALL_S, last, run[3])  # its own ranks, or a request, have waited for it
     if longest is None:
         return []
     lasted, sample, running = longest
