@@ -186,13 +186,13 @@ def _recoveries(j: Judge, c: Component, check: str, counters: tuple[str, ...], r
                 continue
             where = c if link < 0 else Component(node=c.node, device=c.device, part=f"nvlink{link}")
             which = "An NVLink" if link < 0 else f"NVLink {link}"
-            said: dict[str, Any] = {"count": rise, "certainty": 0.8, "facts": {"links": [link] if link >= 0 else []},
+            said: dict[str, Any] = {"count": rise, "facts": {"links": [link] if link >= 0 else []},
                                     "evidence": (f"{name}: +{rise} in {seconds:.0f} s",)}  # fmt: skip
             if counters is FAILED:
-                j.event(check, where, severity=Severity.FATAL, action=Action.RESET_GPU, **said,
+                j.event(check, where, severity=Severity.FATAL, action=Action.RESET_GPU, certainty=0.8, **said,
                         summary=f"{which} lost its connection and could not restore it.")
             else:
-                j.event(check, where, severity=Severity.WARNING, **said,
+                j.event(check, where, severity=Severity.WARNING, certainty=0.6, **said,
                         summary=f"{which} lost its connection and restored it, {rise} times in {seconds:.0f} s.")
 
 

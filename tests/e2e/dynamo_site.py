@@ -255,7 +255,7 @@ class Site:
     async def _watched(self) -> bool:
         told = (await self.callers["c1"].get("/v1/status"))[1]
         probes = next((n["probes"] for n in told["nodes"] if n["node"] == NODE), {})
-        looked = set(probes) == {"gpu", "kernel_log", "worker"} and all(probes.values())
+        looked = set(probes) >= {"gpu", "kernel_log", "worker"} and all(probes.values())
         return looked and all(w["reachable"] for w in told["workers"])
 
     # -- the agent's hands --------------------------------------------------------------------------------------------

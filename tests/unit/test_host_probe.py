@@ -18,14 +18,15 @@ from probes.host_policy import CLOCK_STEP_S, RUN, SPOOL_LEAST_MIB, STUCK_NOTED_S
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release Build  (builder@host)\nGCC version: 13\n"
-IN_DRIVER = {"wchan": "os_acquire_rwlock_read", "stack": ""}
+IN_DRIVER: dict[str, Any] = {"wchan": "os_acquire_rwlock_read", "stack": ""}
 
 
 class Machine:
     """A node's /proc, /sys, libraries and state folder below one root."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.at, self.mono, self.memory = root, 1_800_000_000.0, 1000.0, {}
+        self.root, self.at, self.mono = root, 1_800_000_000.0, 1000.0
+        self.memory: dict[str, Any] = {}
         self.clock: dict[str, Any] | None = {"status": 1, "maxerror_us": 500}
         for name in ("proc/sys/kernel/random", "proc/pressure", "proc/driver/nvidia", "sys/bus/pci/devices", "lib", "state"):
             (root / name).mkdir(parents=True)
@@ -57,7 +58,7 @@ class Machine:
         if driver:
             (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
 
-    def process(self, pid: int, state: str = "D", switches: int = 7, started: int = 99, **files: str) -> None:
+    def process(self, pid: int, state: str = "D", switches: int = 7, started: int = 99, **files: Any) -> None:
         self.write(f"proc/{pid}/stat", f"{pid} (a) b (c) {state} 1 " + "0 " * 17 + f"{started} 0 0\n")
         self.write(f"proc/{pid}/status", f"Name:\tx\nvoluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t1\n")
         for name, text in files.items():
@@ -137,7 +138,7 @@ def test_another_process_with_the_same_number_begins_anew(machine: Machine) -> N
     ({"wchan": "rpc_wait_bit_killable"}, None),  # NFS
     ({}, None),
 ])  # fmt: skip
-def test_where_it_sleeps_decides(machine: Machine, files: dict[str, str], fatal: bool | None) -> None:
+def test_where_it_sleeps_decides(machine: Machine, files: dict[str, Any], fatal: bool | None) -> None:
     """Only a function of NVIDIA's modules makes it the driver's; a disk, a network file system or nothing known does not."""
     machine.process(77, **files)
     for _ in range(8):
