@@ -204,8 +204,9 @@ def _ends_engine(kind: ServingKind) -> bool:
 
 
 def _cause(h: Happening, faults: list[Happening]) -> Happening | None:
-    """The first happening that explains this one."""
+    """The happening that explains this one: what ends its traceback, else the first that fits."""
     kind = kinds()[h.kind]
+    found: Happening | None = None
     for other in faults:
         by = kinds()[other.kind]
         named = other.kind in kind.after
@@ -218,9 +219,12 @@ def _cause(h: Happening, faults: list[Happening]) -> Happening | None:
         if ordered and not other.line < h.line and not below:
             continue
         apart = h.at - other.at if h.clock == other.clock and h.at is not None and other.at is not None else 0.0
-        if abs(apart) <= ECHO_S:
+        if abs(apart) > ECHO_S:
+            continue
+        if below:
             return other
-    return None
+        found = found or other
+    return found
 
 
 def _ends_traceback(kind: ServingKind) -> bool:

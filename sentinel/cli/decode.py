@@ -1,4 +1,4 @@
-"""``sentinel decode``: paste kernel-log text, read what it is, what it means and what to do first.
+"""``sentinel decode``: paste a log or a tool's output, read what it is, what it means and what to do first.
 
 What always holds: it needs no configuration, network or GPU; text of any kind gets an answer, of ``TEXT_BYTES`` at most;
 ``--json`` prints one object.
@@ -33,7 +33,7 @@ _SKIPPED = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--node", default="pasted", show_default=True, help="The machine that the text comes from.")
 def decode(file: Path, as_json: bool, node: str) -> None:
-    """Explain kernel-log text from FILE, or from standard input."""
+    """Explain pasted text from FILE, or from standard input: kernel log, hardware tools, serving stack."""
     decoded = decode_text(_text(file), node)
     try:
         if as_json:
@@ -74,8 +74,10 @@ def show(decoded: Decoded, console: Console) -> None:
             table.add_row(Text(f.severity.value, _COLOUR[f.severity]), f.check, str(f.component), times, action, f.suspect.value)
         console.print(table)
         console.print()
-        for summary in dict.fromkeys(f.summary for f in decoded.findings):
-            console.print(f"• {summary}", markup=False, highlight=False)
+        for f in _told_once(decoded.findings):
+            console.print(f"• {f.summary}", markup=False, highlight=False)
+            if hint := _hint(f):
+                console.print(f"  {hint}", markup=False, highlight=False)
         console.print()
     console.print(Text.assemble(
         "Verdict: ", (verdict.severity.value, _COLOUR[verdict.severity]),
@@ -87,6 +89,22 @@ def show(decoded: Decoded, console: Console) -> None:
         console.print(f"Runbook: {name}", markup=False, highlight=False)
     for why, count in decoded.skipped.items():
         console.print(f"{count} {_SKIPPED.get(why, why)}.", markup=False, highlight=False)
+
+
+def _told_once(findings: tuple[Finding, ...]) -> list[Finding]:
+    """The first finding of each summary, in order."""
+    first: dict[str, Finding] = {}
+    for f in findings:
+        first.setdefault(f.summary, f)
+    return list(first.values())
+
+
+def _hint(finding: Finding) -> str:
+    """What to do first, where the finding says more than its action, and the page that says the rest."""
+    if cause := finding.facts.get("caused_by"):
+        return f"an echo of {cause if isinstance(cause, str) else f'Xid {cause}'}"
+    first, page = str(finding.facts.get("first", "")), runbook(finding)
+    return "; ".join(part for part in (f"first: {first}" if first else "", f"runbook: {page}" if page else "") if part)
 
 
 def runbook(finding: Finding) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from probes import serving_lines, serving_log
 from probes.catalog import table
 from probes.decode import Decoded, decode_text
-from sentinel.model import Action, Finding, Severity, Suspect
+from sentinel.cli.decode import decode
+from sentinel.decide.policy import default_policy
+from sentinel.model import Action, Component, Finding, Response, Severity, Suspect
 
 REPORT = (
     "(APIServer pid=2201) INFO 08-03 09:{at} [loggers.py:271] Engine 003: Avg prompt throughput: {p} tokens/s, Avg generation "
@@ -369,6 +372,39 @@ def test_the_peer_that_many_name() -> None:
     found = checks(decode_text("\n".join(line.format(n=n) for n in range(4))))["nixl_handshake"]
     assert (found.suspect, found.count, found.facts["peers"]) == (Suspect.PEER, 4, ["engine pp-9"])
     assert "pp-9" in found.summary
+
+
+def test_many_who_name_one_peer_are_one_incident() -> None:
+    """Workers that all complain about one engine are one incident, wherever they run."""
+    line = "[pod/decode-{n}/vllm] NIXL transfer failure: transfer_failed | Context: {{'remote_engine_id': 'pp-9'}}"
+    assert decode_text("\n".join(line.format(n=n) for n in range(3))).verdict.incidents == 1
+
+
+def test_a_traceback_ends_with_its_cause() -> None:
+    """What a traceback's last line says is the cause, before anything that was printed earlier."""
+    text = "\n".join((DISCONNECT, DEAD, DEAD.partition("EngineCore enc")[0] + "TimeoutError: RPC call to sample_tokens timed out."))
+    assert checks(decode_text(text))["engine_dead"].facts["caused_by"] == "serving.rpc_timeout"
+
+
+def test_the_explanation_says_what_to_do() -> None:
+    """The human answer carries the first thing to do and the runbook beside each cause, and calls an echo an echo."""
+    shown = CliRunner().invoke(decode, ["-"], input="\n".join((FAULTS["nccl system"][0], DEAD)))
+    assert shown.exit_code == 0
+    told = " ".join(shown.output.split())
+    for words in ("first: restart the worker; the WARN line above it", "runbook: collective-hung", "an echo of serving.nccl_error"):
+        assert words in told
+
+
+def test_nothing_leaves_service_on_a_logs_word() -> None:
+    """The shipped policy has a rule for every kind, and none of them drains, evicts or repairs."""
+    for kind in serving_lines.kinds().values():
+        finding = Finding(
+            id="x", check=f"serving.{kind.name}", component=Component(node="t07", device="worker@d"), at=1.0,
+            severity=kind.severity, action=kind.action, suspect=kind.suspect,
+        )
+        rule = default_policy().rule_for(finding)
+        assert rule is not None
+        assert rule.response is Response.NONE, kind.name
 
 
 def test_lost_twice_is_a_risk_of_wrong_answers() -> None:
