@@ -106,15 +106,17 @@ class ImexProbe:
             )  # fmt: skip
         except OSError as error:
             raise ProbeError(f"{self._tool}: could not be started: {error.strerror or error}") from None
+        assert process.stdout is not None  # noqa: S101  (a pipe was asked for)
         try:
             async with asyncio.timeout(self._deadline):
-                assert process.stdout is not None  # noqa: S101  (a pipe was asked for)
                 output = await _bounded(process.stdout)
                 await process.wait()
         except TimeoutError:
             _kill(process)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await _bounded(process.stdout)  # what is left in the pipe, so that it closes
+                    await process.wait()
             if process.returncode is None:  # it sits in the kernel: killed when the kernel lets it go
                 self._stuck = (process, began)
             return {"answered": False, "why": "no answer within the deadline", "hung_s": time.monotonic() - began}

@@ -45,7 +45,8 @@ def judge_domain(j: Judge, data: Data, memory: dict[str, Any], wanted: int | Non
     _own_daemon(j, here, nodes.get(own) if own is not None else None)
     _slots(j, here, len(ready), wanted, data)
 
-    accused, alone, paths = _attribute(links, ready, _accusable(nodes, filled))
+    told = {a: row for a, row in links.items() if set(row.values()) != {INVALID}}  # nobody asked that node, or it did not answer
+    accused, alone, paths = _attribute(told, [n for n in ready if n in told], _accusable(nodes, filled))
     if own in alone:  # the others see each other; it is this node that they have lost
         accused.pop(own, None)
     steady = j.steady("imex.isolated", here, own is not None and own in alone, RUN)
@@ -53,7 +54,7 @@ def judge_domain(j: Judge, data: Data, memory: dict[str, Any], wanted: int | Non
         j.state("imex.isolated", here, steady, severity=Severity.WARNING, action=Action.RESTART_IMEX, certainty=0.8,
                 evidence=_row(links, own),
                 summary="This node's IMEX daemon has lost the rest of its domain; the others see each other.")
-    _peers(j, nodes, links, {**accused, **{n: ready for n in alone if n != own}}, memory)
+    _peers(j, nodes, links, {**accused, **{n: [a for a in ready if a != n] for n in alone if n != own}}, memory)
     steady = j.steady("imex.path", here, bool(paths), RUN)
     if steady is not None:
         j.state("imex.path", here, steady, severity=Severity.WARNING, action=Action.INSPECT, suspect=Suspect.PEER, certainty=0.6,

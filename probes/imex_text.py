@@ -37,7 +37,7 @@ _VERSION = re.compile(r"Version:\s*(\S{1,64})")
 _HEAD = re.compile(r"\s*Nodes From\\To\s+(\S.*)")
 _ROW = re.compile(r"\s*(\d{1,5})\s+(\S.*)")
 _DOMAIN = re.compile(r"\s*Domain State:\s*(\w{1,32})")
-_PREFIX = re.compile(r"[\w.-]{1,63}: (?=\s*(?:Nodes? |Domain State|\d|\{))")  # "t07: …", as pdsh and clush put it
+_PREFIX = re.compile(r"^[\w.-]{1,63}: (?=\s*(?:Nodes? |Domain State|\d|\{))")  # "t07: …", as pdsh and clush put it
 
 
 def state(word: str) -> str:

@@ -22,10 +22,11 @@ LINE_CHARS, LINES_MAX = 2000, 1024
 # (what it is, pattern, whether the monitor itself is broken)
 _SAYS = (
     ("dcgm_blind", re.compile(
-        r"Host engine connection invalid/disconnected|Failed to collect metrics|error (?:getting|reading) the latest value for fields"
+        r"Host engine connection invalid/disconnected|Failed to collect metrics|error getting the latest value for fields"
         r"|unable to (?:connect to|establish a connection to) (?:the )?(?:specified )?host[ -]?engine", re.IGNORECASE), True),
     ("dcgm", re.compile(
-        r"DCGM_FR_[A-Z_]+|\| (?:Overall Health|-> \d+)\s+\| (?:Failure|Warning)|\bGpu[A-Z]\w{2,40}Watch(?: ?=|IsNotHealthy|\"|$)"), False),
+        r"DCGM_FR_[A-Z_]+|\| (?:Overall Health|-> \d+)\s+\| (?:Failure|Warning)|\bGpu[A-Z]\w{2,40}Watch(?: ?=|IsNotHealthy|\"|$)"
+    ), False),
     ("device_plugin", re.compile(r"XidCriticalError: Xid=(\d{1,5})"), False),
 )  # fmt: skip
 _WORDS = {

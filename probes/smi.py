@@ -28,15 +28,17 @@ from probes.smi_values import Gpus
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
 LINE_CHARS = 4096
+LOOKS = 3  # as often as the probe wants to see, at most, what one odd sample could fake
 _MARKS = (
     "NVSMI LOG", "NVIDIA-SMI", "nvidia_smi_log", "GPU Recovery Action", "gpu_recovery_action", "remapped_rows", "Remapped Rows",
     "Fabric\n", "Fabric\r", "Fabric ", "device handle for GPU", "initialize NVML", "No devices were found", "not be reset",
     "all links are in", "(UUID: ", "Link 0: ", " GB/s", "DCGM_FI_DEV_", "fabric_states", "ecc.errors.", "ECC Errors",
-    "GPU Reset couldn't", "Resetting GPU", "Unable to reset", "in use by another process", "Product Name", "fabric.state", "ERR!", "<inactive>",
+    "Clocks Event Reasons", "Clocks Throttle Reasons", "GPU Reset couldn't", "Resetting GPU", "Unable to reset",
+    "in use by another process", "Product Name", "fabric.state", "ERR!", "<inactive>",
 )  # fmt: skip
 _PROBE = GpuProbe(Context(node="pasted"))
 _HOST = re.compile(  # "t07: …", as pdsh and clush put it
-    r"[A-Za-z0-9][\w.-]{0,62}: (?=\s*(?:GPU |Link \d|\||Fabric|[A-Z][\w .]+ +: |Failed to init|Unable to det|No devices))"
+    r"^[A-Za-z0-9][\w.-]{0,62}: (?=\s*(?:GPU |Link \d|\||Fabric|[A-Z][\w .]+ +: |Failed to init|Unable to det|No devices))"
 )
 
 
@@ -87,9 +89,10 @@ def judge(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     own = {g["pci"]: {"ecc": 0} for g in gpus if g.get("pci")}  # this driver load's counters began at zero
     memory = {"gpus": own, "boot": reading.boot_id}
     found: dict[str, Finding] = {}
-    for look in range(2 if any("error" in g for g in gpus) else 1):  # a GPU that cannot be had is believed at the second look
+    for look in range(LOOKS):
         again = msgspec.structs.replace(reading, at=reading.at + look, data={**data, "gpus": gpus})
-        found = {f.id: f for f in _PROBE.assess(again, memory, expected)}
+        found = {k: f for k, f in found.items() if f.kind is Kind.EVENT}
+        found.update((f.id, f) for f in _PROBE.assess(again, memory, expected))
     j = Judge(reading.node, reading.at, {})
     _beside(j, reading)
     found.update((f.id, f) for f in j.findings())
@@ -111,16 +114,16 @@ def _beside(j: Judge, reading: Reading) -> None:
         where = Component(node=reading.node, device=f"gpu@{entry['pci']}") if entry["pci"] else node
         j.event("gpu.reset_refused", where, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=0.8,
                 evidence=(f"GPU {entry['said']}: {entry['why']}"[: v.TEXT_CHARS],),
-                summary="The GPU was not reset: stop what holds it (worker, nvidia-persistenced, monitors), try again, else reboot.")
+                summary="The GPU was not reset: stop what holds it (worker, nvidia-persistenced, monitor), try again, else reboot.")
     if data.get("empty"):
         j.state("gpu.none_found", node, True, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
                 evidence=("No devices were found",),
-                summary="The driver lists no GPU: the kernel log says why (RmInitAdapter, Xid 79), or this container was given none.")
+                summary="The driver lists no GPU: the kernel log says why (RmInitAdapter, Xid 79), or this container got none.")
     for gpu in data["gpus"]:
         if gpu.get("fabric_state") in (1, 2):
             j.state("gpu.fabric_joining", _component(reading.node, gpu, 1), True, severity=Severity.WARNING, action=Action.WAIT,
                     certainty=0.5, evidence=(f"fabric_state={gpu['fabric_state']}",),
-                    summary="The GPU has not joined its NVLink fabric yet: normal within five minutes of a boot or reset, a fault beyond.")
+                    summary="The GPU has not joined its NVLink fabric: normal for minutes after a boot, a fault beyond five.")
     for code in dict.fromkeys(data.get("gauges", ())):
         j.state("monitor.xid_gauge", Component(node=reading.node, device=f"monitor@xid{code}"), True, severity=Severity.WARNING,
                 suspect=Suspect.MONITOR, certainty=0.5, facts={"xid": code}, evidence=(f"DCGM_FI_DEV_XID_ERRORS={code}",),
@@ -137,6 +140,8 @@ def _pasted(f: Finding, data: dict[str, Any]) -> Finding:
                   "cgroup while nvidia-smi on the host is well; look there first, then restart the container."}  # fmt: skip
     elif f.check == "driver.missing":
         change = {"severity": Severity.WARNING, "action": Action.INSPECT, "suspect": Suspect.SELF}
+    elif f.check == "gpu.clocks_slowdown":
+        change = {"summary": "Heat or power made the GPU slow down when this was printed."}
     elif f.check == "gpu.unreadable" and "ERR!" in " ".join(f.evidence):
         change = {"action": Action.INSPECT, "suspect": Suspect.SELF,
                   "summary": "No value of this GPU can be read: the kernel log says why."}  # fmt: skip

@@ -64,6 +64,7 @@ _METRICS: dict[str, tuple[str, v.Make]] = {
     "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": ("rows_corrected", lambda n: n),
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrected_volatile", lambda n: n),
     "DCGM_FI_DEV_GPU_RECOVERY_ACTION": ("recovery_action", lambda n: n),
+    "DCGM_FI_DEV_FABRIC_MANAGER_STATUS": ("fabric_state", {0: 0, 1: 1, 2: 2, 3: 3, 4: 3}.get),
     "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION": ("recovery_action", lambda n: n),
 }
 BLANK = 0x7FFFFFF0  # dcgm_structs.h: DCGM_INT32_BLANK, and DCGM_INT64_BLANK above it
@@ -230,7 +231,9 @@ class Lines:
             pci, uuid, index = v.address(labels.get("pci_bus_id")), labels.get("UUID"), v.whole(labels.get("gpu"))
             named = pci is not None or uuid is not None or index is not None
             gpu = self._gpus.named(pci=pci, uuid=uuid, index=index) if named else self._gpus.unnamed(name)
-            gpu[name] = None if value is None else make(value)  # type: ignore[arg-type]
+            gpu[name] = None if value is None else make(value)
+            if match[1] == "DCGM_FI_DEV_FABRIC_MANAGER_STATUS":  # dcgm_structs.h: 3 success, 4 failure
+                gpu["fabric_status"] = {3: 0, 4: 999}.get(-1 if value is None else value)
         return True
 
 

@@ -156,8 +156,8 @@ class Gpus:
         for key, value in (("pci", pci), ("uuid", uuid), ("index", index)):
             if value is not None:
                 gpu[key] = value
-        for key in keys:
-            self._by.setdefault(key, gpu)
+        for name in keys:
+            self._by.setdefault(name, gpu)
         self._unnamed = None
         return gpu
 
@@ -186,4 +186,4 @@ def link(gpu: dict[str, Any], key: str, number_: int, value: Any) -> None:
         values[number_] = value
 
 
-Make = Callable[[Text], Any]
+Make = Callable[[Any], Any]
