@@ -1,0 +1,231 @@
+"""The PCIe links of GPUs and network adapters: read from sysfs, without any driver's help.
+
+This module exists because a link that trained narrow, or a device that no longer answers, is seen here even while its driver
+hangs. What always holds:
+
+* Width counts always, against what both ends of the link can do; speed only where it is not lowered to save power: for adapters,
+  never for GPUs, whose load is not known here (the ``gpu`` probe knows it).
+* A configuration space that reads all ones is a device that left the bus. For GPUs that is the ``gpu`` probe's word
+  (``gpu.lost``, by the same look, ``probes.pci.off_bus``); here it is said of adapters.
+* AER counters count between two readings. Corrected errors are normal up to the limit of the link's generation; a fatal one is
+  a warning, since what follows (the device gone, an Xid, mlx5's health) says what became of it.
+* Virtual functions are not looked at; ``None`` is not measured, and nothing is said about it.
+
+``Reading.data``: ``devices`` [{pci, kind "gpu" | "nic", device, driver, off_bus, width, width_max, speed, speed_max (GT/s),
+up_width_max, up_speed_max (of the port above), aer {correctable, nonfatal, fatal}}].
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from probes import Context, ProbeError
+from probes.counters import note, rise, within
+from probes.judging import Judge
+from probes.pci import number_of, off_bus, text_of
+from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, gpu_component, pci_address
+
+# -- thresholds ---------------------------------------------------------------------------------------------------------------
+
+LINK_RUN = 3  # readings in a row: a link may be retraining (judgement)
+GONE_RUN = 3  # an adapter's own firmware reset takes it off the bus for seconds (judgement); at 15 s each
+VANISHED_S = 60.0  # a rescan or a driver's reload takes less (judgement)
+CORRECTED_S = 60.0
+CORRECTED_PER_LANE_GT = 0.06  # DCGM's limit of replays a minute: lanes x GT/s x 0.06, so Gen5 x16 is 31 and Gen6 x16 is 62
+CORRECTED_RUN = 6  # readings in a row: longer than one burst stays within the window (judgement)
+# Bits of the link that had to be sent again; the others of aer_dev_correctable are about single requests.
+LINK_ERRORS = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout")
+
+NVIDIA, MELLANOX = 0x10DE, 0x15B3
+# (vendor, PCI class without its interface): VGA and 3D controllers; Ethernet and InfiniBand controllers.
+KINDS = {(NVIDIA, 0x0300): "gpu", (NVIDIA, 0x0302): "gpu", (MELLANOX, 0x0200): "nic", (MELLANOX, 0x0207): "nic"}
+OPTIONS = frozenset({"enabled", "interval"})
+MOST_DEVICES = 64
+
+
+class PcieProbe:
+    name = "pcie"
+    interval_s = 15.0
+
+    def __init__(self, context: Context, *, clock: Callable[[], float] = time.time) -> None:
+        unknown = sorted(set(context.options) - OPTIONS)
+        if unknown:
+            raise ProbeError(f"unknown option {unknown[0]!r}; the pcie probe knows {', '.join(sorted(OPTIONS))}")
+        self._context, self._clock = context, clock
+
+    async def read(self) -> Reading:
+        """Look once: files of the PCI core only, which never wait for a driver. A missing tree is an empty reading."""
+        found = [read_device(path) for path in _paths(self._context.sys / "bus/pci/devices")]
+        return Reading(
+            probe=self.name, node=self._context.node, at=self._clock(),
+            boot_id=text_of(self._context.proc / "sys/kernel/random/boot_id") or "",
+            data={"devices": [d for d in found if d is not None][:MOST_DEVICES]},
+        )
+
+    def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
+        """Judge one reading. ``expected``: ``pcie_width`` (lanes of a GPU), where known, which a narrow slot cannot excuse.
+
+        Raises ProbeError for a reading of another format and for an expectation of the wrong kind.
+        """
+        if reading.format != READING_FORMAT:
+            raise ProbeError(f"a pcie reading of format {reading.format}; this sentinel knows format {READING_FORMAT}")
+        wanted = expected.get("pcie_width")
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0):
+            raise ProbeError(f"expected.pcie_width: wanted a number of lanes, got {wanted!r}")
+        if memory.get("boot") not in (None, reading.boot_id):
+            memory.clear()
+        memory["boot"] = reading.boot_id
+        j = Judge(reading.node, reading.at, memory)
+        devices = [d for d in reading.data.get("devices", ()) if isinstance(d, dict) and d.get("pci")]
+        for device in devices:
+            c, gpu = _component(j.node, device["pci"], device.get("kind")), device.get("kind") == "gpu"
+            gone = device.get("off_bus")
+            if not gpu and gone is not None:
+                there = j.steady("pcie.gone", c, gone, GONE_RUN)
+                if there is not None:
+                    j.state("pcie.gone", c, there, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=0.9,
+                            facts={"drain": "node"}, evidence=("its PCI configuration space reads all ones",),
+                            summary=f"Network adapter {device['pci']} has left the PCIe bus.")
+            if gone is not True:
+                _link(j, c, device, wanted if gpu else None)
+                _errors(j, c, device, memory.setdefault("devices", {}).setdefault(device["pci"], {}))
+        _vanished(j, devices, memory)
+        return j.findings()
+
+    def describe(self, reading: Reading) -> list[str]:
+        """The reading in words, one line for each device."""
+        return [_words(d) for d in reading.data.get("devices", ())]
+
+    def commit(self, reading: Reading) -> None:
+        """Nothing is consumed by looking."""
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+
+# -- sysfs --------------------------------------------------------------------------------------------------------------------
+
+
+def read_device(path: Path) -> dict[str, Any] | None:
+    """One device below ``bus/pci/devices``; None when it is neither a GPU of NVIDIA's nor an adapter of Mellanox's."""
+    vendor, kind_code = number_of(path / "vendor", 16), number_of(path / "class", 16)
+    kind = KINDS.get((vendor or 0, (kind_code or 0) >> 8), "")
+    if not kind or (path / "physfn").exists():
+        return None
+    above = path.resolve().parent
+    return {
+        "pci": pci_address(path.name), "kind": kind, "device": text_of(path / "device"),
+        "driver": (path / "driver").resolve().name if (path / "driver").exists() else None, "off_bus": off_bus(path),
+        "width": _lanes(path / "current_link_width"), "width_max": _lanes(path / "max_link_width"),
+        "speed": _gts(path / "current_link_speed"), "speed_max": _gts(path / "max_link_speed"),
+        "up_width_max": _lanes(above / "max_link_width"), "up_speed_max": _gts(above / "max_link_speed"),
+        "aer": {kind: _aer(path / f"aer_dev_{kind}") for kind in ("correctable", "nonfatal", "fatal")},
+    }
+
+
+def _paths(devices: Path) -> list[Path]:
+    try:
+        return sorted(p for p in devices.iterdir() if p.name.count(":") == 2 and len(p.name) <= 16)
+    except OSError:
+        return []
+
+
+def _lanes(path: Path) -> int | None:
+    """1 to 32 lanes; 0, 63 and 255 are what a link that is down or a dead device reads as."""
+    lanes = number_of(path)
+    return lanes if lanes in (1, 2, 4, 8, 12, 16, 32) else None
+
+
+def _gts(path: Path) -> float | None:
+    """``32.0 GT/s PCIe`` → 32.0; ``Unknown`` → None."""
+    try:
+        speed = float((text_of(path) or "").split()[0][:8])
+    except (ValueError, IndexError):
+        return None
+    return speed if 1.0 < speed < 1000.0 else None
+
+
+def _aer(path: Path) -> int | None:
+    """Errors of one class; of the corrected ones only those of the link itself."""
+    pairs = [line.split() for line in (text_of(path) or "").splitlines()]
+    counts = {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isascii() and p[1].isdigit() and len(p[1]) < 20}
+    if path.name == "aer_dev_correctable":
+        links = [counts[name] for name in LINK_ERRORS if name in counts]
+        return sum(links) if links else None
+    return next((count for name, count in counts.items() if name.startswith("TOTAL_ERR_")), None)
+
+
+# -- judgement ----------------------------------------------------------------------------------------------------------------
+
+
+def _component(node: str, pci: str, kind: str | None) -> Component:
+    return gpu_component(node, pci) if kind == "gpu" else Component(node=node, device=f"nic@{pci}")
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((v for v in values if v), default=None)
+
+
+def _link(j: Judge, c: Component, device: Mapping[str, Any], lanes: int | None) -> None:
+    """What the link runs at against the lesser of what its ends can do."""
+    names = ("width", "width_max", "up_width_max", "speed", "speed_max", "up_speed_max")
+    evidence = tuple(f"{name}={device[name]}" for name in names if device.get(name))
+    width, most = device.get("width"), lanes or _least((device.get("width_max"), device.get("up_width_max")))
+    if width and device.get("width_max") and most:
+        there = j.steady("pcie.width", c, width < most, LINK_RUN)
+        if there is not None:
+            j.state("pcie.width", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8, evidence=evidence,
+                    summary=f"{device['pci']}: its PCIe link has {width} lanes of {most:g}.")
+    speed, most = device.get("speed"), _least((device.get("speed_max"), device.get("up_speed_max")))
+    if device.get("kind") == "nic" and speed and device.get("speed_max") and most:  # adapters keep their speed when idle
+        there = j.steady("pcie.speed", c, speed < most, LINK_RUN)
+        if there is not None:
+            j.state("pcie.speed", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7, evidence=evidence,
+                    summary=f"{device['pci']}: its PCIe link runs at {speed:g} GT/s of {most:g}.")
+
+
+def _errors(j: Judge, c: Component, device: Mapping[str, Any], own: dict[str, Any]) -> None:
+    aer = device.get("aer") or {}
+    for kind, severity in (("fatal", Severity.WARNING), ("nonfatal", Severity.INFO)):
+        rose = rise(own, kind, aer.get(kind))
+        if rose:
+            j.event(f"pcie.aer_{kind}", c, severity=severity, count=rose, evidence=(f"aer_dev_{kind}={aer[kind]}",),
+                    action=Action.INSPECT if severity is Severity.WARNING else Action.NONE,
+                    summary=f"{device['pci']}: {rose} uncorrectable PCIe errors, {kind} by their kind, since the last look.")
+    rose = rise(own, "correctable", aer.get("correctable"))
+    if rose is None:
+        return
+    note(own, "corrected", j.at, rose)
+    many, _ = within(own, "corrected", j.at, CORRECTED_S)
+    limit = math.ceil((device.get("width") or 16) * (device.get("speed") or 32.0) * CORRECTED_PER_LANE_GT)
+    there = j.steady("pcie.corrected_errors", c, many > limit, CORRECTED_RUN)
+    if there is not None:
+        j.state("pcie.corrected_errors", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+                evidence=(f"aer_dev_correctable={aer['correctable']}",), facts={"in_a_minute": many, "limit": limit},
+                summary=f"{device['pci']}: {many} corrected PCIe link errors within a minute; {limit} are the most for this link.")
+
+
+def _vanished(j: Judge, devices: list[dict[str, Any]], memory: dict[str, Any]) -> None:
+    """Adapters that were on the bus in this boot and are not listed any more: unplugged by software, or fallen off."""
+    here = {d["pci"] for d in devices}
+    known = set(memory.get("nics", ())) | {d["pci"] for d in devices if d.get("kind") == "nic"}
+    memory["nics"] = sorted(known)
+    for pci in sorted(known):
+        c, missing = _component(j.node, pci, "nic"), pci not in here
+        gone_s = j.lasts_s("pcie.missing", c, missing)
+        if not missing or gone_s >= VANISHED_S:
+            j.state("pcie.vanished", c, missing, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+                    summary=f"Network adapter {pci} was on the PCIe bus and is not listed any more.")
+
+
+def _words(d: Mapping[str, Any]) -> str:
+    def shown(value: Any) -> str:
+        return "?" if value is None else f"{value:g}"
+
+    gone = {True: ", OFF THE BUS", None: ", configuration space not measured"}.get(d.get("off_bus"), "")
+    return (f"{d.get('kind')} {d.get('pci')}: x{shown(d.get('width'))} of {shown(d.get('width_max'))}, "
+            f"{shown(d.get('speed'))} GT/s of {shown(d.get('speed_max'))}{gone}")
