@@ -5,15 +5,14 @@ This module exists because counters of links are narrow, saturate, and are clear
 * A value that is not measured (``None``) changes nothing; a first value is where counting begins, never a rise.
 * A smaller value began anew (driver reload, firmware reset, ``perfquery -R``): all of it has come since.
 * A counter of the InfiniBand architecture stops at its largest value instead of wrapping: there a rise of 0 says nothing.
-* Memory is plain JSON values and bounded: one entry per minute in which something rose, for the longest window only.
+* Memory is plain JSON values and bounded: a window is remembered by at most GRAINS + 1 entries.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-BUCKET_S = 60.0
-LONGEST_S = 3 * 3600.0
+GRAINS = 30  # entries that a window is remembered by
 
 
 def rise(memory: dict[str, Any], name: str, value: int | None) -> int | None:
@@ -32,18 +31,16 @@ def saturated(value: int | None, bits: int) -> bool | None:
     return None if value is None else value == (1 << bits) - 1
 
 
-def note(memory: dict[str, Any], name: str, at: float, rose: int | None) -> None:
-    """Remember a rise, by the minute; what a clock set back has put into the future is forgotten."""
-    kept: list[list[float]] = [b for b in memory.get(name, ()) if at - LONGEST_S <= b[0] <= at]
+def note(memory: dict[str, Any], name: str, at: float, rose: int | None, window_s: float) -> tuple[int, int]:
+    """Remember a rise, and say for the last ``window_s`` seconds (sum of the rises, number of separate times it rose).
+
+    Rises less than a ``GRAINS``-th of the window apart are one. What a clock that was set back left in the future is forgotten.
+    """
+    kept: list[list[float]] = [b for b in memory.get(name, ()) if at - window_s < b[0] <= at]
     if rose:
-        if kept and at - kept[-1][0] < BUCKET_S:
+        if kept and at - kept[-1][0] < window_s / GRAINS:
             kept[-1][1] += rose
         else:
             kept.append([at, rose])
     memory[name] = kept
-
-
-def within(memory: dict[str, Any], name: str, at: float, window_s: float) -> tuple[int, int]:
-    """(sum of the rises, number of minutes in which something rose) in the last ``window_s`` seconds, at most LONGEST_S."""
-    fell = [b[1] for b in memory.get(name, ()) if at - b[0] < window_s]
-    return int(sum(fell)), len(fell)
+    return int(sum(b[1] for b in kept)), len(kept)

@@ -20,6 +20,7 @@ from probes.gpu_policy import GONE, HUNG_LIKELY_S, HUNG_SURE_S, clusters, judge_
 from probes.gpu_wear import judge_wear
 from probes.judging import Judge
 from probes.nvlink_counters import judge_links
+from probes.pci import off_bus
 from probes.profile import expected_for
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, Suspect, gpu_component, pci_address
 
@@ -246,10 +247,7 @@ def _number(expected: Mapping[str, Any], key: str) -> int | None:
 
 
 def _bound(context: Context) -> list[dict[str, Any]] | None:
-    """Devices that the nvidia driver holds, and whether each has left the bus; None when sysfs cannot be read.
-
-    A device off the bus answers every read of its configuration space with ones; looking never blocks on the driver.
-    """
+    """Devices that the nvidia driver holds, and whether each has left the bus; None when sysfs cannot be read."""
     try:
         entries = sorted(p for p in (context.sys / "bus/pci/drivers/nvidia").iterdir() if p.name.count(":") == 2)
     except OSError:
@@ -260,12 +258,7 @@ def _bound(context: Context) -> list[dict[str, Any]] | None:
             pci = pci_address(entry.name)
         except ValueError:
             continue
-        try:
-            with (entry / "config").open("rb", buffering=0) as config:
-                head = config.read(4)
-        except OSError:
-            head = b""
-        found.append({"pci": pci, "off_bus": head == b"\xff\xff\xff\xff" if len(head) == 4 else None})
+        found.append({"pci": pci, "off_bus": off_bus(entry)})
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from probes import infiniband_policy as policy
-from probes.counters import note, rise, saturated, within
+from probes.counters import note, rise, saturated
 from probes.infiniband_policy import Device, Rail, Wanted, rails
 from probes.judging import Judge
 from sentinel.model import Action, Component, Finding, Reading, Severity, Suspect
@@ -183,8 +183,7 @@ def _flaps(j: Judge, rail: Rail, own: dict[str, Any], in_use: bool) -> None:
     rises = [r for r in (rise(own, "link_downed", counter), rise(own, "carrier", carrier)) if r is not None]
     if not rises:
         return
-    note(own, "flaps", j.at, max(rises))
-    times, _ = within(own, "flaps", j.at, policy.FLAPS_S)
+    times, _ = note(own, "flaps", j.at, max(rises), policy.FLAPS_S)
     fatal = in_use and times > policy.FLAPS_MOST
     j.state("ib.link_flapping", rail.where, times > 0, severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.INSPECT if times > 1 else Action.NONE, certainty=0.8, count=max(1, times),
@@ -202,8 +201,7 @@ def _errors(j: Judge, rail: Rail, own: dict[str, Any], in_use: bool) -> None:
             continue
         c, many = rail.where, 0.0
         if limit.window_s:
-            note(own, f"{limit.counter}.at", j.at, rose)
-            many = within(own, f"{limit.counter}.at", j.at, limit.window_s)[0]
+            many, _ = note(own, f"{limit.counter}.at", j.at, rose, limit.window_s)
             there: bool | None = many > limit.most
         elif seconds > 0:
             many = rose / seconds
@@ -229,9 +227,8 @@ def _integrity(j: Judge, rail: Rail, own: dict[str, Any], values: Mapping[str, A
     measured = [r for r in rises if r is not None]
     if not measured:
         return
-    note(own, "integrity", j.at, sum(measured))
-    many, minutes = within(own, "integrity", j.at, policy.REPEATS_S)
-    fatal = in_use and minutes >= policy.REPEATS
+    many, times = note(own, "integrity", j.at, sum(measured), policy.REPEATS_S)
+    fatal = in_use and times >= policy.REPEATS
     j.state("ib.link_integrity", rail.where, many > 0, severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.INSPECT, certainty=0.8, count=max(1, many), facts={"drain": "node" if fatal else "none"},
             evidence=rail.evidence(*(f"{n}={values[n]}" for n in policy.INTEGRITY if values.get(n) is not None)),

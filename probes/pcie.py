@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from probes import Context, ProbeError
-from probes.counters import note, rise, within
+from probes.counters import note, rise
 from probes.judging import Judge
 from probes.pci import number_of, off_bus, text_of
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, gpu_component, pci_address
@@ -199,8 +199,7 @@ def _errors(j: Judge, c: Component, device: Mapping[str, Any], own: dict[str, An
     rose = rise(own, "correctable", aer.get("correctable"))
     if rose is None:
         return
-    note(own, "corrected", j.at, rose)
-    many, _ = within(own, "corrected", j.at, CORRECTED_S)
+    many, _ = note(own, "corrected", j.at, rose, CORRECTED_S)
     limit = math.ceil((device.get("width") or 16) * (device.get("speed") or 32.0) * CORRECTED_PER_LANE_GT)
     there = j.steady("pcie.corrected_errors", c, many > limit, CORRECTED_RUN)
     if there is not None:
