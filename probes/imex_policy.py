@@ -46,7 +46,7 @@ def judge_domain(j: Judge, data: Data, memory: dict[str, Any], wanted: int | Non
     _slots(j, here, len(ready), wanted, data)
 
     told = {a: row for a, row in links.items() if set(row.values()) != {INVALID}}  # nobody asked that node, or it did not answer
-    accused, alone, paths = _attribute(told, [n for n in ready if n in told], _accusable(nodes, filled))
+    accused, alone, paths = _attribute(told, ready, _accusable(nodes, filled))
     if own in alone:  # the others see each other; it is this node that they have lost
         accused.pop(own, None)
     steady = j.steady("imex.isolated", here, own is not None and own in alone, RUN)
@@ -75,11 +75,11 @@ def _attribute(
     accused: dict[str, list[str]] = {}
     alone: list[str] = []
     paths: list[tuple[str, str]] = []
-    up = set(ready)
-    cut = {(a, b) for a in ready for b, seen in links.get(a, {}).items() if a != b and seen in CUT}
+    up, reporters = set(ready), [n for n in ready if n in links]
+    cut = {(a, b) for a in reporters for b, seen in links[a].items() if a != b and seen in CUT}
     for b in sorted({b for _, b in cut} - up):
         if b in accusable:
-            accused[b] = [a for a in ready if (a, b) in cut]
+            accused[b] = [a for a in reporters if (a, b) in cut]
     broken = {frozenset(pair) for pair in cut if pair[1] in up}
     for n in ready:
         if len(ready) > 2 and sum(n in pair for pair in broken) * 2 > len(ready) - 1:
