@@ -19,7 +19,8 @@ import structlog
 
 from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
 from sentinel.model import Component, Drain, DrainState, Fleet, Hold, Incident, Routes, Worker, WorkerState
-from sentinel.store import Stored
+from sentinel.store import Change, PublishRoutes, Put, Stored
+from sentinel.store.decisions import Table
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,18 @@ class Ledger:
             except msgspec.DecodeError as error:
                 log.warning("a pending effect cannot be read (from a newer version?) and stays", effect=key, error=str(error))
         return list(self.pending.values())
+
+    def is_newer(self, stored: Stored) -> bool:
+        """Whether the store went back in time: a table that was published has a version, and versions only rise."""
+        return self.routes is not None and (stored.routes is None or stored.routes.version < self.routes.version)
+
+    def changes(self) -> list[Change]:
+        """Everything of it, to be written anew."""
+        tables: dict[Table, dict[str, Any]] = {
+            "incident": self.incidents, "drain": self.drains, "hold": self.holds, "pending": self.pending,
+        }  # fmt: skip
+        found: list[Change] = [Put(kind, key, value) for kind, table in tables.items() for key, value in table.items()]
+        return found + ([PublishRoutes(self.routes)] if self.routes else [])
 
     def apply(self, event: AnyEvent, instructions: Sequence[AnyInstruction]) -> list[Drain]:
         """Follow one event whose consequences are durable. Returns the drains that ended with it."""

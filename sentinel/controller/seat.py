@@ -71,6 +71,7 @@ class Controller:
         self._operators = Tokens(settings.operator_tokens, "controller.operator_tokens", "operator")
         self._tls = _tls(settings)
         self._current: Term | None = None
+        self._memory: tuple[int, Ledger] | None = None  # epoch, and what was durable when it ended
         self._leading: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._leader: tuple[float, str | None] = (float("-inf"), None)
@@ -170,10 +171,12 @@ class Controller:
             lease=lease, decider=self.decider(), fleet=self.fleet, store=self._store.decisions, serving=self._serving,
             desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics, tick=float(self.settings.tick),
             watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks", clock=self._clock,
+            memory=self._memory[1] if self._memory and self._memory[0] == lease.epoch - 1 else None,
         )  # fmt: skip
         try:
             await term.run()
         finally:
+            self._memory = (lease.epoch, term.ledger) if term.led else self._memory
             self._current = None
             self._desk.let_go()
         return term.again

@@ -56,10 +56,13 @@ class Term:
         tick: float,
         watch: float,
         runbooks: str = "",
+        memory: Ledger | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.lease, self.began_at = lease, clock()
+        """``memory``: what this process had made durable under the epoch just before this one, where it led then."""
+        self.lease, self.began_at, self._memory = lease, clock(), memory
         self.ready = False
+        self.led = False  # has been ready: its ledger is what was decided
         self.again = False  # set by ``restart``: lead on, under a new epoch
         self._end = asyncio.Event()
         self._store, self._serving, self._tick, self._clock = store, serving, tick, clock
@@ -131,6 +134,8 @@ class Term:
 
     async def _take_over(self) -> None:
         loaded = await self._load()
+        if self._memory is not None and self._memory.is_newer(loaded):
+            loaded = await self._write_again(self._memory)
         pending = self.ledger.restore(loaded)
         now = self._clock()
         fleet = self.core.submit(FleetLoaded(id=self.new_id(), at=now, fleet=self.ledger.fleet))
@@ -147,7 +152,7 @@ class Term:
             log.info("carrying out what an earlier leader left pending", effects=[f"{type(e).__name__} {e.id}" for e in pending])
         self._effects.begin(pending)
         self._watch.follow(self.ledger.fleet.workers)
-        self.ready = True
+        self.ready = self.led = True
 
     async def _load(self) -> Stored:
         for tries in itertools.count():
@@ -157,6 +162,24 @@ class Term:
                 return await self._store.load()
             except StoreError as error:
                 log.warning("what was decided before could not be loaded; it is tried again", error=str(error))
+                await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
+        raise AssertionError  # pragma: no cover
+
+    async def _write_again(self, memory: Ledger) -> Stored:
+        """The store was emptied, or came back with what it held some time ago: what we know to have been decided stands."""
+        log.error(
+            "the store has lost what was decided; it is written again from memory",
+            incidents=len(memory.incidents), drains=len(memory.drains), holds=len(memory.holds),
+        )  # fmt: skip
+        for tries in itertools.count():
+            if not self.lease.valid():
+                raise SteppedDown
+            try:
+                if not await self._store.commit(self.lease.epoch, memory.changes()):
+                    raise SteppedDown
+                return await self._load()
+            except StoreError as error:
+                log.warning("what was decided before could not be written again; it is tried again", error=str(error))
                 await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
         raise AssertionError  # pragma: no cover
 

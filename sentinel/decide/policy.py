@@ -54,7 +54,7 @@ class Budget(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    headroom: Annotated[float, msgspec.Meta(ge=1.0)]
+    headroom: Annotated[float, msgspec.Meta(ge=1.0, le=100.0)]
     shift_back_after: Duration
     shift_back_step: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
     shift_back_every: Duration
@@ -145,9 +145,11 @@ def _hook(kind: type, value: Any) -> Any:
 def load_policy(text: str) -> Policy:
     """Read and check a policy. Raises PolicyError with one sentence when it cannot be used."""
     try:
-        policy = msgspec.convert(tomllib.loads(text), Policy, dec_hook=_hook)
-    except tomllib.TOMLDecodeError as error:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib's own error, a number of 5,000 digits, brackets without end
         raise PolicyError(f"policy is not valid TOML: {error}") from None
+    try:
+        policy = msgspec.convert(raw, Policy, dec_hook=_hook)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
         raise PolicyError(f"policy: {place.rstrip('`').lstrip('.') or 'top level'}: {message}") from None

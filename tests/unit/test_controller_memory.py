@@ -1,0 +1,110 @@
+"""A store that loses its data under a leader: what was decided is known, and written again. Real Redis, real decider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from sentinel.controller.ledger import Ledger
+from sentinel.decide.decider import Decider
+from sentinel.decide.policy import default_policy
+from sentinel.model import DrainState, Routes, WorkerState, gpu_component
+from sentinel.store import Store, Stored
+from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
+from sentinel.testing.decisions import PCIS, rack
+
+
+class Site:
+    """A controller that has evicted decode-1 and been told to hold decode-2."""
+
+    def __init__(self, controller: Any, caller: Caller, store: Store, serving: ServingStandIn, pager: PagerStandIn) -> None:
+        self.controller, self.caller, self.store = controller, caller, store
+        self.serving, self.pager = serving, pager
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.controller.term.ledger  # type: ignore[no-any-return]
+
+    def drained(self) -> bool:
+        term = self.controller.term
+        return term is not None and any(d.state is DrainState.OUT for d in term.ledger.drains.values())
+
+    async def leads_again(self, epoch: int) -> None:
+        await until(lambda: self.controller.term and self.controller.epoch > epoch, "it leads again")
+
+
+@pytest_asyncio.fixture
+async def site(program: Callable[[str], Path], tmp_path: Path) -> AsyncIterator[Site]:
+    server = RedisServer(program("redis-server"))
+    serving, pager = ServingStandIn(), PagerStandIn()
+    try:
+        await server.start()
+        store = await server.open()
+        decider = partial(Decider, default_policy())
+        async with running_controller(
+            store, tmp_path, fleet=rack(), decider=decider, nodes=("t03",), serving=serving, pager=pager
+        ) as (controller, caller):
+            await until(lambda: controller.term, "the controller leads")
+            site = Site(controller, caller, store, serving, pager)
+            finding = {"id": "1", "check": "xid.79", "component": gpu_component("t03", PCIS[0]), "at": 1.0, "kind": "event"}
+            report = {"node": "t03", "session": "s", "seq": 1, "at": 1.0, "findings": [finding | {"severity": "fatal"}]}
+            await caller.post("/v1/report", msgspec.to_builtins(report), who="t03")
+            await caller.post("/v1/ask", {"verb": "hold", "target": "decode-2", "reason": "mine"})
+            await until(site.drained, "decode-1 is out")
+            await until(lambda: pager.pages, "a page is sent")
+            yield site
+        await store.close()
+    finally:
+        server.close()
+
+
+async def test_an_emptied_store_gets_back_what_was_decided(site: Site) -> None:
+    """FLUSHALL returns no dead worker to service, lifts no hold, kills nothing again and pages nobody twice."""
+    epoch, calls = site.controller.epoch, list(site.serving.did("kill"))
+    await site.store._client.flushall()
+    await site.leads_again(epoch)
+    assert site.ledger.states()["decode-1"] is WorkerState.OUT
+    assert list(site.ledger.holds) == ["decode-2"]
+    stored = await site.store.decisions.load()
+    assert {d.worker for d in stored.drains} == {"decode-1"}
+    assert site.serving.did("kill") == calls
+    assert len(site.pager.pages) == 1
+
+
+async def test_a_store_that_went_back_in_time_is_brought_forward(site: Site) -> None:
+    """A snapshot of an hour ago (an older table, no drain) does not undo what has been decided since."""
+    epoch = site.controller.epoch
+    key = site.store._door.key
+    async with site.store._client.pipeline(transaction=True) as pipe:
+        pipe.delete(key("drain"), key("hold"), key("lease"))
+        pipe.set(key("routes"), msgspec.json.encode(Routes(version=1)))
+        await pipe.execute()
+    await site.leads_again(epoch)
+    assert site.ledger.states()["decode-1"] is WorkerState.OUT
+    assert list(site.ledger.holds) == ["decode-2"]
+
+
+async def test_what_another_leader_decided_is_not_overruled(site: Site) -> None:
+    """Once somebody else has led, our memory is old: an emptied store stays as it is found."""
+    epoch = site.controller.epoch
+    await site.store._client.flushall()
+    await site.store.lease.acquire("somebody else", "http://c2", 0.05)
+    await site.store.lease.acquire("somebody else", "http://c2", 0.05)
+    await site.leads_again(epoch + 2)
+    assert site.ledger.drains == {}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "newer"), [(5, 4, True), (5, 5, False), (5, 6, False), (5, None, True), (None, None, False)]
+)
+def test_versions_tell_who_is_newer(mine: int | None, theirs: int | None, newer: bool) -> None:
+    """A table's version only rises, so a lower one in the store is a store that went back."""
+    ledger = Ledger(rack())
+    ledger.routes = Routes(version=mine) if mine else None
+    assert ledger.is_newer(Stored(routes=Routes(version=theirs) if theirs else None)) is newer
