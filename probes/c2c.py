@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
-from probes.windows import Windows, listed, moment, number, table
+from probes.windows import Windows, listed, moment, number, say, table
 from sentinel.model import Action, Component, Severity
 
 DOWN_RUN = 2  # readings in a row; they come every two minutes
@@ -38,17 +38,17 @@ def judge_c2c(j: Judge, c: Component, gpu: Mapping[str, Any], memory: dict[str, 
         _rates(own, c2c, at)
     own["most"], own["at"] = max(own["most"], min(count, 64)), at
     if not (down or missing) or own["down"] >= DOWN_RUN or j.was("gpu.c2c_down", c):
-        j.state("gpu.c2c_down", c, bool(down or missing), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
-                facts={"links": down, "count": count}, evidence=(f"c2c count={count} status={status}"[:300],),
-                summary=f"{len(down) + missing} links between the GPU and its CPU are down.")
+        say(j, own, "gpu.c2c_down", c, bool(down or missing), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+            facts={"links": down, "count": count}, evidence=(f"c2c count={count} status={status}"[:300],),
+            summary=f"{len(down) + missing} links between the GPU and its CPU are down.")
     if own.get("judged"):
         windows = Windows(own)
         worst = {n: windows.count(n) for n in ("crc", "replays", "replays_b2b")}
         many = max(worst.values()) >= NEEDS
         if many or not any(worst.values()) or j.was("gpu.c2c_errors", c):
-            j.state("gpu.c2c_errors", c, any(worst.values()), severity=Severity.WARNING, certainty=0.6, facts={"windows": worst},
-                    evidence=tuple(f"{n}={c2c[n]}"[:200] for n in worst if n in c2c),
-                    summary="A link between the GPU and its CPU goes on correcting errors at a high rate.")
+            say(j, own, "gpu.c2c_errors", c, any(worst.values()), severity=Severity.WARNING, certainty=0.6,
+                facts={"windows": worst}, evidence=tuple(f"{n}={c2c[n]}"[:200] for n in worst if n in c2c),
+                summary="A link between the GPU and its CPU goes on correcting errors at a high rate.")
 
 
 def _rates(own: dict[str, Any], c2c: Mapping[str, Any], at: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
-from probes.windows import Meter, Windows, moment, number, table
+from probes.windows import Meter, Windows, moment, number, say, table
 from sentinel.model import Action, Component, Severity
 
 WINDOW_S = 30.0
@@ -33,18 +33,18 @@ def judge_wear(j: Judge, c: Component, gpu: Mapping[str, Any], memory: dict[str,
     _replays(j, c, gpu, own)
     waits = gpu.get("repair_pending")
     if isinstance(waits, bool):
-        j.state("gpu.repair_pending", c, waits, severity=Severity.WARNING, action=Action.RESET_GPU,
-                evidence=(f"repair_pending={waits}",),
-                summary="A repair of a memory channel or a compute unit waits for the next GPU reset; work may go on until then.")
+        say(j, own, "gpu.repair_pending", c, waits, severity=Severity.WARNING, action=Action.RESET_GPU,
+            evidence=(f"repair_pending={waits}",),
+            summary="A repair of a memory channel or a compute unit waits for the next GPU reset; work may go on until then.")
     banks = table(gpu.get("banks"))
     pending, without = number(banks.get("pending")), number(banks.get("none"))
     if pending is not None:
-        j.state("gpu.bank_remap_pending", c, pending > 0, severity=Severity.WARNING, action=Action.RESET_GPU,
-                evidence=(f"banks={dict(banks)}"[:300],),
-                summary="A bad memory bank is set aside at the next GPU reset; work may continue until then.")
+        say(j, own, "gpu.bank_remap_pending", c, pending > 0, severity=Severity.WARNING, action=Action.RESET_GPU,
+            evidence=(f"banks={dict(banks)}"[:300],),
+            summary="A bad memory bank is set aside at the next GPU reset; work may continue until then.")
     if without is not None:
-        j.state("gpu.bank_remap_spares", c, without > 0, evidence=(f"banks={dict(banks)}"[:300],),
-                summary=f"{without} groups of memory banks have no spare left.")
+        say(j, own, "gpu.bank_remap_spares", c, without > 0, evidence=(f"banks={dict(banks)}"[:300],),
+            summary=f"{without} groups of memory banks have no spare left.")
 
 
 def _storm(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]) -> None:
@@ -61,10 +61,10 @@ def _storm(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]) 
     bad, rate = windows.count("ecc"), own["ecc_per_s"]
     if bad and bad < STORM_NEEDS and not j.was("gpu.ecc_storm", c):
         return  # not decided yet
-    j.state("gpu.ecc_storm", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT,
-            certainty=0.9 if rate >= FLOOD_PER_S else 0.8, facts={"per_s": rate},
-            evidence=(f"ecc_corrected_volatile={value}", f"corrected per second: {rate}"),
-            summary=f"The GPU corrects {rate:.0f} memory errors a second: still right, but slow, often the first sign of worse.")
+    say(j, own, "gpu.ecc_storm", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT,
+        certainty=0.9 if rate >= FLOOD_PER_S else 0.8, facts={"per_s": rate},
+        evidence=(f"ecc_corrected_volatile={value}", f"corrected per second: {rate}"),
+        summary=f"The GPU corrects {rate:.0f} memory errors a second: still right, but slow, often the first sign of worse.")
 
 
 def _replays(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def _replays(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]
     bad = windows.count("replays")
     if bad and bad < REPLAY_NEEDS and not j.was("gpu.pcie_replays", c):
         return
-    j.state("gpu.pcie_replays", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
-            facts={"per_minute": own["replays_per_minute"], "most": most},
-            evidence=(f"pcie_replays={value}", f"replays per minute: {own['replays_per_minute']}"),
-            summary=f"Its PCIe link sends {own['replays_per_minute']:.0f} packets a minute again; its speed allows {most}.")
+    say(j, own, "gpu.pcie_replays", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
+        facts={"per_minute": own["replays_per_minute"], "most": most},
+        evidence=(f"pcie_replays={value}", f"replays per minute: {own['replays_per_minute']}"),
+        summary=f"Its PCIe link sends {own['replays_per_minute']:.0f} packets a minute again; its speed allows {most}.")

@@ -20,7 +20,7 @@ from typing import Any
 
 from probes.judging import Judge
 from probes.profile import SPEED_TOLERANCE
-from probes.windows import Windows, listed, moment, number, table
+from probes.windows import Windows, listed, moment, number, say, table
 from sentinel.model import Action, Component, Severity, Suspect
 
 # -- thresholds ---------------------------------------------------------------------------------------------------------------
@@ -83,8 +83,8 @@ def judge_links(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expect
         _rule(j, c, rule, rises, own)
     for check, counters in (("gpu.nvlink_recovered", RECOVERED), ("gpu.nvlink_recovery_failed", FAILED)):
         _recoveries(j, c, check, counters, rises)
-    _history(j, c, gpu)
-    _bit_errors(j, c, gpu)
+    _history(j, c, gpu, own)
+    _bit_errors(j, c, gpu, own)
     _speed(j, c, gpu, own, expected.get("nvlink_mbps"))
 
 
@@ -171,11 +171,11 @@ def _rule(j: Judge, c: Component, rule: Rule, rises: Rises, own: dict[str, Any])
     where = [n for n in bad if n >= 0]
     named = f" on link{'s' if len(where) > 1 else ''} {', '.join(map(str, where))}" if where else ""
     last = seen[rule.check]["last"]
-    j.state(rule.check, c, bool(bad), severity=Severity.WARNING, action=rule.action, suspect=rule.suspect,
-            certainty=rule.sure if sure else rule.lone or rule.sure, facts={"links": where, "rise": last},
-            evidence=tuple(f"{'all links' if n == '-1' else f'link {n}'}: +{r} in {seen[rule.check]['s']:.0f} s"
-                           for n, r in list(last.items())[:18]),
-            summary=f"NVLink{named}: {rule.says}, in {max(counts.values(), default=0)} of the last {rule.of} windows.")
+    say(j, own, rule.check, c, bool(bad), severity=Severity.WARNING, action=rule.action, suspect=rule.suspect,
+        certainty=rule.sure if sure else rule.lone or rule.sure, facts={"links": where, "rise": last},
+        evidence=tuple(f"{'all links' if n == '-1' else f'link {n}'}: +{r} in {seen[rule.check]['s']:.0f} s"
+                       for n, r in list(last.items())[:18]),
+        summary=f"NVLink{named}: {rule.says}, in {max(counts.values(), default=0)} of the last {rule.of} windows.")
 
 
 def _recoveries(j: Judge, c: Component, check: str, counters: tuple[str, ...], rises: Rises) -> None:
@@ -199,13 +199,13 @@ def _recoveries(j: Judge, c: Component, check: str, counters: tuple[str, ...], r
 # -- states -------------------------------------------------------------------------------------------------------------------
 
 
-def _history(j: Judge, c: Component, gpu: Gpu) -> None:
+def _history(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any]) -> None:
     """Failures of before the first look: DCGM fails on the number itself, which stands until the driver is loaded again."""
     failed = number(table(gpu.get("link_totals")).get("recovery_failed"))
     if failed is not None:
-        j.state("gpu.nvlink_recovery_history", c, failed > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7,
-                evidence=(f"recovery_failed={failed}",),
-                summary=f"{failed} NVLink recoveries have failed since the driver was loaded.")
+        say(j, own, "gpu.nvlink_recovery_history", c, failed > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7,
+            evidence=(f"recovery_failed={failed}",),
+            summary=f"{failed} NVLink recoveries have failed since the driver was loaded.")
 
 
 def rate_of(packed: Any, *, floor: tuple[int, int] = BER_FLOOR) -> float | None:
@@ -221,7 +221,7 @@ def rate_of(packed: Any, *, floor: tuple[int, int] = BER_FLOOR) -> float | None:
     return 0.0 if clean else float(mantissa) * 10.0**-exponent
 
 
-def _bit_errors(j: Judge, c: Component, gpu: Gpu) -> None:
+def _bit_errors(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any]) -> None:
     """Rates over all the time since somebody cleared them: worth knowing, and no news by themselves."""
     totals = table(gpu.get("link_totals"))
     symbol, effective = rate_of(totals.get("symbol_ber")), rate_of(totals.get("effective_ber"))
@@ -229,10 +229,10 @@ def _bit_errors(j: Judge, c: Component, gpu: Gpu) -> None:
         return
     much = (effective or 0.0) > EFFECTIVE_BER_BAD
     wrong = bool(symbol) or (effective or 0.0) > EFFECTIVE_BER_MOST
-    j.state("gpu.nvlink_ber", c, wrong, severity=Severity.WARNING, action=Action.INSPECT if much else Action.NONE,
-            certainty=0.8 if much else 0.5, facts={"symbol_ber": symbol, "effective_ber": effective},
-            evidence=tuple(f"{n}={totals[n]}" for n in ("symbol_ber", "effective_ber") if n in totals),
-            summary=f"Bit errors got past error correction: symbol rate {symbol or 0:.0e}, effective rate {effective or 0:.0e}.")
+    say(j, own, "gpu.nvlink_ber", c, wrong, severity=Severity.WARNING, action=Action.INSPECT if much else Action.NONE,
+        certainty=0.8 if much else 0.5, facts={"symbol_ber": symbol, "effective_ber": effective},
+        evidence=tuple(f"{n}={totals[n]}" for n in ("symbol_ber", "effective_ber") if n in totals),
+        summary=f"Bit errors got past error correction: symbol rate {symbol or 0:.0e}, effective rate {effective or 0:.0e}.")
 
 
 def _speed(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any], nominal: Any) -> None:
@@ -249,6 +249,6 @@ def _speed(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any], nominal: Any) 
         own["slow"] = own.get("slow", 0) + 1 if slow else 0
     if slow and own.get("slow", 0) < SPEED_RUN and not j.was("gpu.nvlink_speed", c):
         return
-    j.state("gpu.nvlink_speed", c, bool(slow), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
-            facts={"links": sorted(slow), "nominal_mbps": nominal}, evidence=tuple(f"link {n}: {s} MB/s" for n, s in slow.items()),
-            summary=f"{len(slow)} of {len(up)} NVLinks run below {nominal} MB/s, the speed of this kind.")
+    say(j, own, "gpu.nvlink_speed", c, bool(slow), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
+        facts={"links": sorted(slow), "nominal_mbps": nominal}, evidence=tuple(f"link {n}: {s} MB/s" for n, s in slow.items()),
+        summary=f"{len(slow)} of {len(up)} NVLinks run below {nominal} MB/s, the speed of this kind.")

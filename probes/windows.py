@@ -9,6 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probes.judging import Judge
+from sentinel.model import Component
+
+FINE_TOLD = 3  # looks; from then on only a state that was bad is said to be fine
+
+
+def say(j: Judge, own: dict[str, Any], check: str, component: Component, present: bool, **words: Any) -> None:
+    """``Judge.state`` for what is hardly ever bad: fine is said at the first looks (what an earlier agent reported can end) and
+    whenever it was bad before, and then no more, since a fleet sends all that is said every five seconds."""
+    told: dict[str, int] = own.setdefault("told", {})
+    if not present and not j.was(check, component):
+        if told.get(check, 0) >= FINE_TOLD:
+            return
+        told[check] = told.get(check, 0) + 1
+    j.state(check, component, present, **words)
+
 
 def table(value: Any) -> Mapping[str, Any]:
     """A table of a reading; empty for anything else, since a recording may hold anything."""

@@ -254,6 +254,18 @@ def test_corrected_errors_count_under_load_only() -> None:
     assert tray.present() == {}
 
 
+def test_what_stays_fine_is_not_said_for_ever() -> None:
+    """A fleet sends all that is said: a check that was never bad is said to be fine at first and then no more; one that was, is."""
+    tray = one()
+    for _ in range(4):
+        tray.look()
+    assert "gpu.nvlink_remote_errors" not in {f.check for f in tray.look()}
+    tray.gpu.count("receive_remote_errors", 1, link=1)
+    assert "gpu.nvlink_remote_errors" in tray.present()
+    ended = [f for _ in range(12) for f in tray.look() if f.check == "gpu.nvlink_remote_errors" and not f.present]
+    assert len(ended) == 1
+
+
 def test_a_c2c_link_in_low_power_is_healthy() -> None:
     """Low power is a state of rest, and links that were never there are not missed."""
     tray = one()
