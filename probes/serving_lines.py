@@ -30,6 +30,7 @@ from sentinel.model import Action, Reading, Severity, Suspect
 
 LINE_CHARS, TEXT_CHARS = 2000, 400
 EVENTS, SAMPLES, FOLLOWING = 1000, 4000, 3
+PREFIXES = 12  # of what may stand before a message: container, host, process, level, times
 ANY = "*"
 
 
@@ -143,9 +144,8 @@ def take_apart(line: str) -> Said | None:
         return None
     group = role = pid = clock = rank = ""
     at: float | None = None
-    rest, moved = line, True
-    while moved and rest:
-        moved = False
+    rest = line
+    for _ in range(PREFIXES):
         for pattern in _PREFIX:
             match = pattern.match(rest)
             if match is None or not match.end():
@@ -159,7 +159,9 @@ def take_apart(line: str) -> Said | None:
             rank = found.get("rank") or rank
             stamp = _stamp(found)
             clock, at = stamp or (clock, at)
-            rest, moved = rest[match.end():].lstrip(" \t"), True
+            rest = rest[match.end():].lstrip(" \t")
+            break
+        else:
             break
     return None if _COMMAND.match(rest) else Said(rest, group, role, pid, clock, at, rank)
 
@@ -230,12 +232,13 @@ _FIELDS = {
 }
 _KERNEL = re.compile(r"\[ *\d{1,8}\.\d{6}\] (?!\[)|<\d{1,3}>|kern {1,8}:|\d{1,5},\d{1,20},\d{1,20},[^;]{0,40};")
 _OOM_MARK = "Killed process"
+_FIELD_MARK = re.compile(r"remote_|failure_type|engine ID mismatch")
 _REPORT_MARK, _METRIC_MARK, _CONTINUED_MARK = "Avg generation throughput", "vllm:", "Running: "
 
 
-def classify(text: str) -> tuple[str, dict[str, str]] | None:
-    """The kind of a message and what its pattern names in it; None: nothing that the table knows."""
-    for row in lines():
+def classify(text: str, rows: tuple[ServingLine, ...] | None = None) -> tuple[str, dict[str, str]] | None:
+    """The kind of a message and what its pattern names in it; None: nothing that the table (or these rows of it) knows."""
+    for row in lines() if rows is None else rows:
         if row.mark not in text:
             continue
         if row.pattern is None:
@@ -250,11 +253,11 @@ def parse(text: str, node: str) -> Iterator[Reading]:
     seen = _Seen(node)
     numbers, kept = _not_kernel(text)
     at, counted = 0, 0
-    for start in _of_interest(kept):
+    for start, marks in sorted(_of_interest(kept).items()):
         at, counted = at + kept.count("\n", counted, start), start
         end = kept.find("\n", start)
         line = kept[start: min(start + LINE_CHARS, len(kept) if end < 0 else end)]
-        seen.line(numbers[at], line, "" if end < 0 else kept[end + 1: end + 1 + LINE_CHARS])
+        seen.line(numbers[at], line, _rows(marks), "" if end < 0 else kept[end + 1: end + 1 + LINE_CHARS])
     if seen.anything:
         yield seen.reading(text.count("\n") + (not text.endswith("\n") and bool(text)))
 
@@ -273,20 +276,29 @@ def _not_kernel(text: str) -> tuple[list[int], str]:
     return numbers, "\n".join(kept)
 
 
-def _of_interest(text: str) -> list[int]:
-    starts: set[int] = set()
-    for mark in _marks() if text else ():
+def _of_interest(text: str) -> dict[int, int]:
+    """Where lines begin that hold a mark → which marks, one bit each: the text is searched as a whole, once per mark."""
+    found: dict[int, int] = {}
+    for bit, mark in enumerate(_marks() if text else ()):
         at = text.find(mark)
         while at >= 0:
-            starts.add(text.rfind("\n", 0, at) + 1)
+            start = text.rfind("\n", 0, at) + 1
+            found[start] = found.get(start, 0) | 1 << bit
             end = text.find("\n", at)
             at = -1 if end < 0 else text.find(mark, end)
-    return sorted(starts)
+    return found
 
 
 @lru_cache(maxsize=1)
-def _marks() -> frozenset[str]:
-    return frozenset(row.mark for row in lines()) | {_REPORT_MARK, _METRIC_MARK, _CONTINUED_MARK}
+def _marks() -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*(row.mark for row in lines()), _REPORT_MARK, _METRIC_MARK, _CONTINUED_MARK)))
+
+
+@lru_cache(maxsize=4096)
+def _rows(marks: int) -> tuple[ServingLine, ...]:
+    """The rows of the table whose mark is among these bits, in the table's order."""
+    there = {mark for bit, mark in enumerate(_marks()) if marks >> bit & 1}
+    return tuple(row for row in lines() if row.mark in there)
 
 
 class _Seen:
@@ -302,10 +314,10 @@ class _Seen:
     def anything(self) -> bool:
         return bool(self._events or self._samples or self._metrics or self._skipped["quoted"])
 
-    def line(self, number: int, raw: str, following: str) -> None:
+    def line(self, number: int, raw: str, rows: tuple[ServingLine, ...], following: str) -> None:
         said = take_apart(raw)
         if said is None:
-            self._skipped["quoted"] += classify(raw[:LINE_CHARS]) is not None
+            self._skipped["quoted"] += classify(raw[:LINE_CHARS], rows) is not None
             return
         if said.pid and not said.group:
             self._speakers.setdefault(0 if said.role.startswith("API") else 1 if said.role.startswith("Engine") else 2, said.pid)
@@ -318,7 +330,7 @@ class _Seen:
                 self._keep(self._metrics, [said.group, match["name"], match["labels"] or "", number, _number(match["value"])])
         elif (match := _CONTINUED.match(said.text)) is not None and self._samples and self._samples[-1][7] is None:
             self._samples[-1][7:9] = [_number(match["running"]), _number(match["waiting"])]  # a report that was wrapped
-        elif (known := classify(said.text)) is not None:
+        elif (known := classify(said.text, rows)) is not None:
             self._event(number, said, *known, _continued(following))
 
     def _keep(self, into: list[list[Any]], row: list[Any]) -> None:
@@ -331,7 +343,7 @@ class _Seen:
         whole = said.text + more
         if said.rank:
             fields.setdefault("rank", said.rank)
-        for name, pattern in _FIELDS.items():
+        for name, pattern in _FIELDS.items() if _FIELD_MARK.search(whole) else ():
             if (match := pattern.search(whole)) is not None:
                 fields[name] = match[1]
         key = (kind, said.group, *(fields.get(k, "") for k in ("engine", "host", "worker", "rank", "hca", "exit", "status")))
