@@ -288,7 +288,7 @@ class TestKilledLeader:
         """A worker added to the file is known after SIGHUP; a broken file changes nothing and ends nothing."""
         leader = site.callers["c1"]
         file = site.directory / "c1.toml"
-        more = f'[[workers]]\nname = "c"\npool = "chat"\nurl = "{site.receiver.url}/b"\nnodes = ["t02"]\n'
+        more = f'[[workers]]\nname = "c"\npool = "chat"\nurl = "{site.receiver.url}/c"\nnodes = ["t02"]\n'
         file.write_text(file.read_text() + more)
         os.kill(site.processes["c1"].pid, signal.SIGHUP)
 
