@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import serving_lines, serving_log
+from probes import serving_lines, serving_log, serving_prefix
 from probes.decode import decode_text
 from sentinel.model import Action, Severity
 
@@ -51,7 +51,7 @@ def test_any_text(lines: list[str]) -> None:
 def test_any_bytes(raw: bytes) -> None:
     """Any bytes at all are taken apart."""
     for line in raw.decode("utf-8", "replace").split("\n"):
-        serving_lines.take_apart(line)
+        serving_prefix.take_apart(line)
 
 
 @given(st.lists(KINDS, min_size=1, max_size=8))
