@@ -36,6 +36,7 @@ _MARKS = (
     "Clocks Event Reasons", "Clocks Throttle Reasons", "GPU Reset couldn't", "Resetting GPU", "Unable to reset",
     "in use by another process", "Product Name", "fabric.state", "ERR!", "<inactive>",
 )  # fmt: skip
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\ufeff")  # what a terminal and an editor add
 _PROBE = GpuProbe(Context(node="pasted"))
 _HOST = re.compile(  # "t07: …", as pdsh and clush put it
     r"^[A-Za-z0-9][\w.-]{0,62}: (?=\s*(?:GPU |Link \d|\||Fabric|[A-Z][\w .]+ +: |Failed to init|Unable to det|No devices))"
@@ -46,6 +47,8 @@ def read(text: str, node: str) -> Iterator[Reading]:
     """At most two readings: that NVML could not be asked, and what is said about GPUs. Work is linear in the text."""
     if not any(mark in text for mark in _MARKS):
         return
+    if "\x1b" in text or "\ufeff" in text:
+        text = _COLOURS.sub("", text)
     gpus = Gpus()
     driver = None
     if "<nvidia_smi_log" in text:

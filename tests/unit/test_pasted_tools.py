@@ -259,6 +259,12 @@ class TestJudged:
         assert [g["recovery_action"] for g in gpus_of(rows)] == [0, 1]
         assert verdict(decode_text(rows)) == ("fatal", "reset_gpu")
 
+    def test_however_it_was_copied(self) -> None:
+        """Line ends, colours, a byte order mark and a host before every line change no value."""
+        for text in (query().replace("\n", "\r\n"), "\ufeff" + query().replace("GPU 0", "\x1b[4mGPU 0"), xml().replace("\n", "\r\n")):
+            assert gpus_of(text) == gpus_of(query())
+        assert gpus_of("".join(f"t07: {line}\n" for line in table().splitlines())) == gpus_of(table())
+
     def test_query_fields(self) -> None:
         """CSV of ``--query-gpu`` names its GPUs by what its columns say."""
         text = "pci.bus_id, gpu_recovery_action, remapped_rows.pending\n00000008:01:00.0, None, No\n00000009:01:00.0, None, Yes\n"
