@@ -261,7 +261,8 @@ class TestJudged:
 
     def test_however_it_was_copied(self) -> None:
         """Line ends, colours, a byte order mark and a host before every line change no value."""
-        for text in (query().replace("\n", "\r\n"), "\ufeff" + query().replace("GPU 0", "\x1b[4mGPU 0"), xml().replace("\n", "\r\n")):
+        coloured = "\ufeff" + query().replace("GPU 0", "\x1b[4mGPU 0")
+        for text in (query().replace("\n", "\r\n"), coloured, xml().replace("\n", "\r\n")):
             assert gpus_of(text) == gpus_of(query())
         assert gpus_of("".join(f"t07: {line}\n" for line in table().splitlines())) == gpus_of(table())
 
