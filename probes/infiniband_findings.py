@@ -211,7 +211,7 @@ def _errors(j: Judge, rail: Rail, own: dict[str, Any], in_use: bool) -> None:
         if there is not None:
             info = limit.severity is Severity.INFO
             j.state(limit.check, c, there, severity=limit.severity, action=Action.NONE if info else Action.INSPECT,
-                    suspect=Suspect.SWITCH if info else Suspect.SELF, evidence=rail.evidence(f"{limit.counter}={value}"),
+                    evidence=rail.evidence(f"{limit.counter}={value}"),
                     summary=f"{rail.name}: {many:.0f} {limit.says} ({limit.counter}).")
     _integrity(j, rail, own, values, in_use)
 
@@ -276,7 +276,7 @@ def _restricted(j: Judge, device: Device) -> None:
     """Firmware keeps this function's registers from us; asked for them again and again, the kernel logs it each time."""
     if device.get("restricted") is not None:
         j.state("ib.restricted", Component(node=j.node, device=f"ib@{device['name']}"), bool(device["restricted"]),
-                suspect=Suspect.MONITOR, evidence=(f"pci={device.get('pci')}",),
+                evidence=(f"pci={device.get('pci')}",),
                 summary=f"{device['name']} may not read its counters: not measured, no fault; leave it out of other monitors too.")
 
 

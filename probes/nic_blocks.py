@@ -88,11 +88,14 @@ class Blocks:
                 text = text[len(self._host) + 1:]
             else:
                 self._host, self._device, self._port = "", None, None
-        if not self._host and (match := _HOST.match(text)) is not None and match[1].lower() not in _LEVELS:
+        marked = any(head in text for head in HEADS)
+        if self._device is None and not marked and "mlxlink" not in text:
+            return  # almost every line of a long log
+        if marked and not self._host and (match := _HOST.match(text)) is not None and match[1].lower() not in _LEVELS:
             rest = text[match.end():]
             if any(head.match(rest) for head in (_CA, _STATUS, _HCA, _PERF, _MLXLINK, _RDMA, _NETDEV)):
                 self._host, text = match[1], rest
-        if not self._head(text):
+        if not ((marked or "ort" in text or "mlxlink" in text) and self._head(text)):
             self._value(text)
 
     def _enter(self, kind: str, device: str, port: int | None, **about: Any) -> None:

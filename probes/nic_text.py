@@ -13,6 +13,7 @@ This module exists so that a person who pastes ``ibstat``, ``ibstatus``, ``ibv_d
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ _LINK = re.compile(
 _REFUSED = re.compile(r"mlx5_core (?P<pci>[0-9a-fA-F:.]{7,16}): [^\n]{0,80}ACCESS_REG\(0x805\)[^\n]{0,40}failed")
 _EMPTY = re.compile(r"mlx5_core (?P<pci>[0-9a-fA-F:.]{7,16}): [^\n]{0,80}Port module event[^\n]{0,24}, Cable unplugged")
 _TRIMMED = re.compile(
-    r"[\s\d:.,/TZ\[\]+-]{0,64}"
+    r"^[\s\d:.,/TZ\[\]+-]{0,64}"
     r"(?P<body>(?:poll_health|print_health_info|mlx5_health_\w{1,40})(?::\d{1,6})?(?::?\(pid \d{1,9}\))?: .*"
     r"|Health issue observed, .*)"
 )
@@ -42,21 +43,22 @@ _STATES = {"DOWN": (1, None), "INIT": (2, 5), "ARMED": (3, 5), "ACTIVE": (4, 5),
 
 def parse(text: str, node: str) -> Iterator[Reading]:
     """Readings of the probes ``infiniband`` and, for trimmed health lines, ``kernel_log``; none where the text has none."""
+    lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if any(head in text for head in HEADS):
         blocks = Blocks()
         for line in _lines(text):
             blocks.line(line)
         for host, devices in blocks.snapshots():
-            yield _reading(host or node, devices, text, alone=True)
-    yield from _history(text, node)
+            yield _reading(host or node, devices, lines, alone=True)
+    yield from _history(text, node, lines)
     refused = {m["pci"] for line, m in _found(text, "ACCESS_REG(0x805)", _REFUSED) if is_prefix(line[: m.start()])}
     if refused:
         named: list[dict[str, Any]] = [{"name": pci, "pci": pci, "restricted": True, "ports": []} for pci in sorted(refused)[:64]]
-        yield _reading(node, named, text, alone=True)
+        yield _reading(node, named, lines, alone=True)
     empty = {m["pci"] for line, m in _found(text, "Cable unplugged", _EMPTY) if is_prefix(line[: m.start()])}
     if empty:
         caged: list[dict[str, Any]] = [{"name": pci, "pci": pci, "cage_empty": True, "ports": []} for pci in sorted(empty)[:64]]
-        yield _reading(node, caged, text, alone=True)
+        yield _reading(node, caged, lines, alone=True)
     yield from _health(text, node)
 
 
@@ -64,7 +66,9 @@ def judge(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     """What is there, as the probe itself judges it; of a port's history only how it ends."""
     if reading.probe == "kernel_log":
         return kernel_episodes.assess(reading, memory.setdefault("kernel", {}))
-    found = infiniband.assess(reading, memory.setdefault("alone" if reading.data.get("alone") else "history", {}))
+    # A port's history is its own: another port's lines say nothing about it, nor do blocks of tools.
+    of = "" if reading.data.get("alone") else reading.data["devices"][0]["name"]
+    found = infiniband.assess(reading, memory.setdefault(f"history of {of}" if of else "alone", {}))
     return [] if reading.data.get("more") else [f for f in found if f.present]
 
 
@@ -88,37 +92,30 @@ def _found(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tuple[str
         at = -1 if end < 0 else text.find(mark, end)
 
 
-def _reading(node: str, devices: list[dict[str, Any]], text: str, *, at: float = 0.0, **data: Any) -> Reading:
-    lines = text.count("\n") + (not text.endswith("\n") and bool(text))
+def _reading(node: str, devices: list[dict[str, Any]], lines: int, *, at: float = 0.0, **data: Any) -> Reading:
     return Reading(
         probe="infiniband", node=node, at=at, boot_id="pasted",
         data={"devices": devices, "present": True, "default_route": [], "lines": lines, "skipped": {}, **data},
     )
 
 
-def _history(text: str, node: str) -> Iterator[Reading]:
-    """mlx5's link lines as readings in order: a link that goes down after it was active counts in link_downed."""
+def _history(text: str, node: str, lines: int) -> Iterator[Reading]:
+    """mlx5's link lines as readings of their port in order: a link that goes down after it was active counts in link_downed."""
+    found = ((line, m) for line, m in _found(text, "mlx5_core", _LINK) if is_prefix(line[: m.start()]))
     ports: dict[tuple[str, int], dict[str, Any]] = {}
-    pcis: dict[str, str] = {}
-    events = [(line, m) for line, m in _found(text, " Link ", _LINK) if is_prefix(line[: m.start()])]
     last = 0.0
-    for i, (line, m) in enumerate(events[-MOST_EVENTS:]):
-        word = m["ib"] or m["eth"]
-        state, phys = _STATES[word]
+    for line, m in deque(found, maxlen=MOST_EVENTS):
+        state, phys = _STATES[m["ib"] or m["eth"]]
         key = (m["dev"], int(m["port"] or 1))
-        pcis[m["dev"]] = m["pci"]
-        port = ports.get(key)
-        if port is None:
-            port = ports[key] = {"port": key[1], "layer": "InfiniBand" if m["ib"] else "Ethernet", "counters": {"link_downed": 0}}
-        elif state == 1 and port["state"] == 4:
-            port["counters"] = {"link_downed": port["counters"]["link_downed"] + 1}
-        port["state"], port["phys"] = state, phys
+        before = ports.get(key, {"state": 0, "downs": 0})
         last = max(last, _seconds(line[: m.start()]))
-        devices: list[dict[str, Any]] = [{"name": dev, "pci": pcis[dev], "ports": [dict(p)]} for (dev, _), p in ports.items()]
-        final = i == min(len(events), MOST_EVENTS) - 1
-        yield _reading(node, devices, text, at=last, more=True)
-        if final:
-            yield _reading(node, devices, text, at=last, more=False)  # what holds at the end holds at a second look, too
+        downs = before["downs"] + (state == 1 and before["state"] == 4)
+        port = {"port": key[1], "layer": "InfiniBand" if m["ib"] else "Ethernet", "state": state, "phys": phys, "downs": downs}
+        device = {"name": key[0], "pci": m["pci"], "ports": [{**port, "counters": {"link_downed": downs}}]}
+        ports[key] = {**port, "device": device}
+        yield _reading(node, [device], lines, at=last, more=True)
+    for port in ports.values():  # what holds at the end holds at a second look, too
+        yield _reading(node, [port["device"]], lines, at=last, more=False)
 
 
 def _seconds(prefix: str) -> float:
@@ -133,9 +130,9 @@ def _seconds(prefix: str) -> float:
 def _health(text: str, node: str) -> Iterator[Reading]:
     records: list[list[Any]] = []
     for mark in ("_health", "print_health_info", "Health issue observed"):
-        for line, match in _found(text, mark, _TRIMMED):
+        for _, match in _found(text, mark, _TRIMMED):
             body = match["body"][:512]
-            if match.start() == 0 and "mlx5_core" not in line and all(r[3] != f"mlx5_core ?: {body}" for r in records[-64:]):
+            if "mlx5_core" not in body and all(r[3] != f"mlx5_core ?: {body}" for r in records[-64:]):
                 records.append([4, len(records) + 1, 0, f"mlx5_core ?: {body}"])
             if len(records) >= MOST_EVENTS:
                 break

@@ -98,7 +98,7 @@ class PcieProbe:
 
     def describe(self, reading: Reading) -> list[str]:
         """The reading in words, one line for each device."""
-        return [_words(d) for d in reading.data.get("devices", ())]
+        return [_words(d) for d in reading.data.get("devices", ())] or ["no GPU and no adapter on PCI here: not measured"]
 
     def commit(self, reading: Reading) -> None:
         """Nothing is consumed by looking."""
