@@ -39,7 +39,7 @@ class InfinibandProbe:
     """Option ``ignore``: names or PCI addresses of adapters that are somebody else's (storage, management)."""
 
     name = "infiniband"
-    interval_s = 5.0  # flaps in between show in link_downed
+    interval_s = 10.0  # an outage counts after 30 s; flaps in between show in link_downed
 
     def __init__(self, context: Context, *, clock: Callable[[], float] = time.time, deadline_s: float = DEADLINE_S) -> None:
         unknown = sorted(set(context.options) - OPTIONS)
