@@ -92,7 +92,10 @@ def clean(text: Any) -> str:
 
 
 def clock(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    try:
+        return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, OSError, ValueError):  # a year that no clock has
+        return f"{at:g} s since 1970"
 
 
 def ago(at: float | None) -> str:

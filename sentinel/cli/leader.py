@@ -38,11 +38,11 @@ class Leader:
     def __init__(self, controllers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None) -> None:
         self._urls = [u.rstrip("/") for given in controllers for u in given.replace(",", " ").split()]
         for url in self._urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if not _usable(url):
                 raise click.UsageError(f"--controller: expected http://host:port or https://host:port, got {url!r}")
         self._token = _token(token_file)
         self._ca_file = ca_file
+        self.answered = ""  # who did, last
         self._trust: Any = None  # made when the first https controller is asked
 
     def get(self, path: str) -> Any:
@@ -67,12 +67,13 @@ class Leader:
                 continue
             if status < 300:
                 self._urls = [url, *(u for u in self._urls if u != url)]  # the next call starts with who answered
+                self.answered = url
                 return answer
             sentence = answer.get("error", f"answered {status}") if isinstance(answer, dict) else f"answered {status}"
             if status in (421, 502, 503, 504):
                 said.append(f"{url}: {sentence}")
                 leader = answer.get("leader") if isinstance(answer, dict) else None
-                if isinstance(leader, str) and leader and not (url.startswith("https:") and not leader.startswith("https:")):
+                if isinstance(leader, str) and _usable(leader) and (leader.startswith("https:") or not url.startswith("https:")):
                     queue.insert(0, leader.rstrip("/"))
                 continue
             raise Refused(str(sentence))
@@ -98,10 +99,18 @@ class Leader:
             connection.close()
         try:
             return response.status, json.loads(raw) if raw else None
-        except ValueError:
+        except (ValueError, RecursionError):
             if response.status < 300:
                 raise Refused(f"{url}{path} answered something that is not JSON; is that a controller?") from None
             return response.status, None
+
+
+def _usable(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, a bracket that does not close
+        return False
 
 
 def _trusted(ca_file: Path | None) -> Any:
@@ -122,6 +131,8 @@ def _token(path: Path | None) -> str:
         raise click.UsageError(f"--token-file: {path} cannot be read: {error}") from None
     if not lines:
         raise click.UsageError(f"--token-file: {path} is empty")
+    if not lines[0].isascii() or not lines[0].isprintable():
+        raise click.UsageError(f"--token-file: {path} holds no token; wanted the first line that 'sentinel token' printed")
     return lines[0]
 
 

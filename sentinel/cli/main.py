@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undrain": ("sentinel.cli.operate", "undrain"),
     "hold": ("sentinel.cli.operate", "hold"),
     "release": ("sentinel.cli.operate", "release"),
+    "acknowledge": ("sentinel.cli.operate", "acknowledge"),
+    "resolve": ("sentinel.cli.operate", "resolve"),
     "token": ("sentinel.cli.config", "token"),
     "demo": ("sentinel.cli.demo", "demo"),
 }

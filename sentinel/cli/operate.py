@@ -48,7 +48,18 @@ def talks(command: F) -> F:
     """The options of every command that speaks to the controllers; hands over ``leader``."""
 
     def wrapped(controller: tuple[str, ...], token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
-        return command(leader=Leader(controller, token_file, ca_file), **rest)
+        leader = Leader(controller, token_file, ca_file)
+        try:
+            return command(leader=leader, **rest)
+        except BrokenPipeError:  # whoever read has read enough; click ends it quietly
+            raise
+        except OSError as error:
+            raise Refused(f"the answer cannot be written: {error.strerror or error}") from None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if not leader.answered:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            raise Refused(f"{leader.answered} answered something else than a controller of this version would ({what})") from error
 
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     wrapped.__click_params__ = list(getattr(command, "__click_params__", []))  # type: ignore[attr-defined]
@@ -160,18 +171,21 @@ def undrain(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("target")
-@click.option("--in", "keep", flag_value="in", help="sentinel must not take it out.")
-@click.option("--out", "keep", flag_value="out", help="Take it out, and sentinel must not put it back.")
+@click.option("--in", "keep_in", is_flag=True, help="sentinel must not take it out.")
+@click.option("--out", "keep_out", is_flag=True, help="Take it out, and sentinel must not put it back.")
 @click.option("--reason", required=True, help="What the next person on call will read.")
 @click.option("--for", "lasts", type=DURATION, help='How long: "30m", "2h". Without it: until release.')
 @as_json
 @talks
-def hold(*, leader: Leader, target: str, keep: str | None, reason: str, lasts: float | None, as_json: bool) -> None:
+def hold(
+    *, leader: Leader, target: str, keep_in: bool, keep_out: bool, reason: str, lasts: float | None, as_json: bool
+) -> None:
     """Overrule sentinel about a worker, node or GPU until it is released or the time is over."""
-    if keep is None:
+    if keep_in == keep_out:
         raise click.UsageError("wanted --in or --out: which way is it held?")
-    until = time.time() + lasts if lasts is not None else None
-    told = leader.post("/v1/ask", {"verb": "hold", "target": target, "reason": reason, "keep": keep, "until": until})
+    keep = "in" if keep_in else "out"
+    told = leader.post("/v1/ask", {"verb": "hold", "target": target, "reason": reason, "keep": keep, "lasts_s": lasts})
+    until = time.time() + lasts if lasts is not None else None  # for the eye: the controller's clock counts
     _answer(told, as_json, f"{target} is held {keep}" + (f" until {clock(until)}" if until else " until it is released"))
 
 
@@ -183,7 +197,29 @@ def hold(*, leader: Leader, target: str, keep: str | None, reason: str, lasts: f
 def release(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
     """Lift a hold."""
     told = leader.post("/v1/ask", {"verb": "release", "target": target, "reason": reason})
-    _answer(told, as_json, f"{target} is held no more")
+    out = any(state_of_drain(d) == "out" for d in told["drains"])
+    _answer(told, as_json, f"{target} is held no more" + ("; what is out stays out until somebody says undrain" if out else ""))
+
+
+@click.command()
+@click.argument("incident")
+@as_json
+@talks
+def acknowledge(*, leader: Leader, incident: str, as_json: bool) -> None:
+    """Say that you are on it: the page of an INCIDENT stops calling others."""
+    told = leader.post("/v1/ask", {"verb": "acknowledge", "target": incident})
+    _answer(told, as_json, f"{incident} is acknowledged")
+
+
+@click.command()
+@click.argument("incident")
+@click.option("--reason", required=True, help="What the next person on call will read.")
+@as_json
+@talks
+def resolve(*, leader: Leader, incident: str, reason: str, as_json: bool) -> None:
+    """Declare an INCIDENT over, and end its page. What is still reported for an hour opens a new one."""
+    told = leader.post("/v1/ask", {"verb": "resolve", "target": incident, "reason": reason})
+    _answer(told, as_json, f"{incident} is over")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

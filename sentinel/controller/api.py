@@ -180,9 +180,11 @@ class Api:
             raise _error(web.HTTPBadRequest, sentence)
         if sentence := unknown(ask, term.ledger, term.ingest.components()):
             raise _error(web.HTTPNotFound, sentence)
+        now = self._clock()
+        until = now + ask.lasts_s if ask.lasts_s is not None else ask.until
         event = Asked(
-            id=term.new_id(), at=self._clock(), verb=ask.verb, target=ask.target, by=by, reason=ask.reason.strip(),
-            deadline_s=ask.deadline_s, keep=ask.keep, until=ask.until,
+            id=term.new_id(), at=now, verb=ask.verb, target=ask.target, by=by, reason=ask.reason.strip(),
+            deadline_s=ask.deadline_s, keep=ask.keep, until=until,
         )
         log.info("an operator asked", by=by, verb=ask.verb, target=ask.target, reason=ask.reason, event_id=event.id)
         decided = await term.feed(event)

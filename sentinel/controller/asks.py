@@ -30,6 +30,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     deadline_s: float | None = None
     keep: Literal["in", "out"] = "in"
     until: float | None = None
+    lasts_s: float | None = None  # instead of ``until``, where the asker's clock need not be right
 
 
 def written(target: str) -> str:
@@ -53,6 +54,10 @@ def refusal(ask: Ask, now: float) -> str:
         return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
     if ask.deadline_s is not None and not (0 <= ask.deadline_s <= DEADLINE_MAX):
         return f"deadline_s: wanted seconds, from 0 to {DEADLINE_MAX:g}, got {ask.deadline_s!r}"
+    if ask.lasts_s is not None and not (0 < ask.lasts_s < LONGEST_S):
+        return f"lasts_s: wanted seconds, more than none and within ten years, got {ask.lasts_s!r}"
+    if ask.lasts_s is not None and ask.until is not None:
+        return "until: it is given twice, as a time and as lasts_s; wanted one of them"
     if ask.until is not None and not (now < ask.until < now + LONGEST_S):
         return f"until: wanted a time to come, within ten years, in seconds since 1970, got {ask.until!r}"
     return ""

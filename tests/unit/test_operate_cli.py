@@ -151,6 +151,19 @@ class TestActing:
         assert again.code == 1
         assert "none" in again.err
 
+    async def test_an_incident_is_acknowledged_and_resolved(self, site: Site) -> None:
+        """Whoever is on it says so, and ends it by hand; an incident that is over cannot be ended again."""
+        await break_decode_1(site)
+        incident = json.loads((await site.run("incidents", "--open", "--json")).out)[0]["id"]
+        ran = await site.run("acknowledge", incident)
+        assert (ran.code, ran.out) == (0, f"{incident} is acknowledged\n")
+        assert json.loads((await site.run("incidents", "--json")).out)[0]["paged"] == "acknowledged"
+        assert (await site.run("resolve", incident)).code == 2
+        ran = await site.run("resolve", incident, "--reason", "tray replaced")
+        assert (ran.code, ran.out) == (0, f"{incident} is over\n")
+        assert json.loads((await site.run("incidents", "--open", "--json")).out) == []
+        assert (await site.run("resolve", incident, "--reason", "again")).code == 1
+
     async def test_nothing_drained_is_said(self, site: Site) -> None:
         """undrain of something that is in service says so and is no failure."""
         ran = await site.run("undrain", "decode-1", "--reason", "x")
