@@ -226,10 +226,10 @@ class Site:
         return engine.parse(answer.body).in_flight
 
     async def migrated(self) -> float:
-        """Streams that the frontend has moved to another worker, ever."""
+        """Requests that the frontend has moved to another worker, ever, before their first token or after it."""
         async with self.session.get(f"{self.dynamo.frontend}/metrics") as response:
             lines = (await response.text()).splitlines()
-        return sum(float(s.rsplit(" ", 1)[1]) for s in lines if s.startswith(MIGRATED) and 'migration_type="ongoing_request"' in s)
+        return sum(float(s.rsplit(" ", 1)[1]) for s in lines if s.startswith(MIGRATED + "{"))
 
     async def cli(self, *arguments: str) -> tuple[int, str]:
         """The real command line, as the operator; every controller is named."""

@@ -18,7 +18,7 @@ import pytest
 
 from sentinel.decide.policy import default_policy_text
 from tests.e2e.dynamo import Mocker
-from tests.e2e.dynamo_site import Site, site, traffic
+from tests.e2e.dynamo_site import NODE, Site, site, traffic
 
 Discovery = Literal["file", "etcd"]
 MENDED = [
@@ -107,7 +107,7 @@ async def test_a_gpu_off_the_bus_costs_its_worker_and_no_stream(
             await place.back(victim.name, drain["id"])
             assert victim.pid != first
             await place.over(drain["incident"])
-            assert await place.migrated() > moved
+            assert await place.migrated() > moved or not place.deeds[0].in_flight
             await place.until(lambda: place.in_flight(victim), "requests run on the worker again")
         print(f"\nXid 79, {discovery} discovery: {counts.sent} requests sent, {counts.failed} failed")
         assert (counts.failed, dict(counts.errors)) == (0, {})
@@ -152,7 +152,9 @@ async def test_a_leader_killed_between_deciding_and_acting(tmp_path: Path, progr
             assert status == 0, said
             await place.back(victim.name, drain["id"], standby)
             await place.over(drain["incident"], standby)
-            assert len((await standby.get("/v1/incidents"))[1]) == 1
+            incidents = (await standby.get("/v1/incidents"))[1]
+            about_gpus = [i["key"] for i in incidents if "/gpu@" in i["culprit"]]  # this host may have faults of its own
+            assert about_gpus == [f"gpu-off-bus/{NODE}/gpu@{place.pci[victim.name]}"]
         print(f"\na leader killed before it acted: {counts.sent} requests sent, {counts.failed} failed")
         assert (counts.failed, dict(counts.errors)) == (0, {})
         assert [d.action for d in place.deeds] == ["kill_worker", "start_worker"]
