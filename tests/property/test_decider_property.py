@@ -95,6 +95,34 @@ class Fleet(RuleBasedStateMachine):
         self.world.lead()
         self.world.pass_time(1)
 
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Once everything is mended and every person lets go, everything serves again and nothing is left over."""
+        w = self.world
+        w.held, w.outcomes = (lambda effect: False), (lambda effect: True)
+        w.settle()
+        w.reload(self.whole)
+        w.pass_time(20)
+        for hold in list(w.decider.p.holds):
+            w.ask("release", hold)
+        for _ in range(3):  # what a hold kept in is taken out when it is released, and what is out waits for a person
+            for where in [c.finding.component for c in w.decider.p.conditions.present()]:
+                fine = [w.state(c.finding.check, where, False) for c in w.decider.p.conditions.under(where)]
+                w.report(*fine, *fine)
+            for incident in w.open_incidents():
+                w.ask("resolve", incident.id)
+            for worker in WORKERS:
+                w.ask("undrain", worker)
+            w.pass_time(60)
+        w.pass_time(3000, step=5)
+        p = w.decider.p
+        assert p.open_drains() == []
+        assert w.open_incidents() == []
+        assert not w.pending
+        assert {x.name for x in p.workers.values() if not x.standby and w.state_of(x.name) is not WorkerState.ACTIVE} == set()
+        assert w.weight("main") == 1.0
+
     # -- what always holds ----------------------------------------------------------------------------------------------
 
     @invariant()
@@ -184,6 +212,17 @@ class Fleet(RuleBasedStateMachine):
             events = [page.event for page in self.world.pages if page.id.startswith(f"{incident.id}/")]
             assert events.count("trigger") <= 1
             assert events.count("resolve") <= 1
+
+    @invariant()
+    def nothing_serves_that_was_never_started(self) -> None:
+        """A standby is in the table only after its start and its test."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for worker in p.workers.values():
+            drain = p.open_drain(worker.name)
+            if worker.standby and self.world.state_of(worker.name) is WorkerState.ACTIVE:
+                assert worker.name in p.standby_up or (drain is not None and drain.verified), drain
 
     @invariant()
     def nothing_serves_that_was_taken_out(self) -> None:
