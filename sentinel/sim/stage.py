@@ -220,8 +220,10 @@ class Stage:
         await self.rack("revive", node)
 
     async def agent_urls(self) -> dict[str, str]:
-        """Node → base URL of its agent's /metrics and /healthz."""
-        return {node: f"http://127.0.0.1:{port}" for node, port in (await self.rack("list"))["ports"].items()}
+        """Node → base URL of its agent's /metrics and /healthz, once every agent is up."""
+        while len(ports := (await self.rack("list"))["ports"]) < len(NODES):
+            await asyncio.sleep(0.05)
+        return {node: f"http://127.0.0.1:{port}" for node, port in ports.items()}
 
     async def freeze(self, worker: str) -> None:
         """Its engine stands still behind a green /health."""
