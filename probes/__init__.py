@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sentinel.model import Finding, Reading
+if TYPE_CHECKING:  # the driver child reads GPUs with this package and would carry all nouns for nothing: 4 MiB on every node
+    from sentinel.model import Finding, Reading
 
 
 class Driver(Protocol):

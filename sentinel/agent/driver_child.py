@@ -16,6 +16,7 @@ GPU answers.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -23,8 +24,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
-
-import msgspec
 
 from probes.nvml import IndexReader, open_driver
 
@@ -106,10 +105,14 @@ class Child:
 
 def sender(out: BinaryIO) -> Callable[[dict[str, Any]], None]:
     """Write whole lines, one at a time. A parent that is gone is noticed on standard input, not here."""
-    lock, encode = threading.Lock(), msgspec.json.Encoder().encode
+    lock, encode = threading.Lock(), json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     def send(message: dict[str, Any]) -> None:
-        line = encode(message) + b"\n"
+        try:
+            text = encode(message)
+        except (TypeError, ValueError) as error:  # no answer would look like a driver that hangs
+            text = encode({"gpu": message["gpu"], "data": {"pci": None, "index": message["gpu"], "failed": repr(error)}})
+        line = text.encode() + b"\n"
         with lock:
             try:
                 out.write(line)
@@ -135,7 +138,7 @@ def main(spec: str = "pynvml") -> None:
     threading.stack_size(STACK_BYTES)
     child = Child(load(spec), sender(out))
     for line in sys.stdin.buffer:
-        request = msgspec.json.decode(line)
+        request = json.loads(line)
         if "read" in request:
             child.read(request["read"])
         elif "quit" in request:
