@@ -42,9 +42,11 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time; children already waited for count with their parent."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / TICK
+    """Seconds on a core, of all threads: to the nanosecond where the kernel keeps schedstat, else in ticks."""
+    try:
+        return sum(int(f.read_text().split()[0]) for f in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    except (OSError, IndexError):
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / TICK
 
 
 def memory_mib(pid: int) -> dict[str, float]:

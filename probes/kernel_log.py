@@ -49,7 +49,6 @@ class KernelLogProbe:
     """Reads ``context.kmsg``, or the descriptor ``context.options["fd"]`` with one record per read (a simulator's)."""
 
     name = "kernel_log"
-    interval_s = 1.0  # a safety net; the agent wakes on ``fileno``
 
     def __init__(
         self,
@@ -73,17 +72,22 @@ class KernelLogProbe:
         self._newest = -1  # of the records before it, while they pass again
         self._history_usec: int | None = None
         self._idle: tuple[int, int] | None = None
+        # A safety net where the agent is woken by ``fileno``; else (a plain file, or not to be opened yet) how it is read.
+        self.interval_s = 5.0 if self._wakes() else 1.0
 
     def fileno(self) -> int:
         """A descriptor that turns readable on news. A plain file has none: then one that never does, and the cadence reads."""
-        try:
-            if self._source.pollable:
-                return self._source.open()
-        except OSError:
-            pass  # ``read`` says what is wrong, in a sentence, at every beat
+        if self._wakes():
+            return self._source.open()
         if self._idle is None:
             self._idle = os.pipe()
         return self._idle[0]
+
+    def _wakes(self) -> bool:
+        try:
+            return self._source.pollable
+        except OSError:
+            return False  # ``read`` says what is wrong, in a sentence, at every beat
 
     async def read(self) -> Reading:
         """Take what is new, one batch at most. Raises ProbeError when the log cannot be read at all."""

@@ -429,6 +429,22 @@ def test_heat_has_hysteresis() -> None:
     assert seen == [False, True, True, True, False, False]
 
 
+def test_links_and_fabric_are_asked_for_at_every_second_look() -> None:
+    """They cost most of a look; between two askings the last answer is carried, with what stood in its way."""
+    gpu = gb200()
+    nvml = FakeNvml(FakeState(gpus=[gpu]))
+    reader = GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(0), 0)
+    reader.read(1000.0)
+    gpu.link(7, 0)
+    gpu.set(fabric_state=2)
+    soon, later = reader.read(1005.0), reader.read(1010.0)
+    assert (soon["links"][7], soon["fabric_state"], soon["links_at"]) == (1, 3, 1000.0)
+    assert (later["links"][7], later["fabric_state"], later["links_at"]) == (0, 2, 1010.0)
+    gpu.fabric = {"nvml_error": 16}
+    assert [reader.read(at)["unread"].get("nvmlDeviceGetGpuFabricInfoV") for at in (1020.0, 1025.0)] == [16, 16]
+    assert reader.read(500.0)["links_at"] == 500.0  # the clock was set back: the old answer's age is not known
+
+
 def test_slow_values_are_read_now_and_then() -> None:
     """Costly values are carried along between their turns and say when they were read."""
     gpu = gb200()
