@@ -276,6 +276,45 @@ async def test_a_bad_file_is_one_sentence_and_the_old_one_stays(host: Host) -> N
         assert await asyncio.to_thread(process.wait, 5) == 0
 
 
+async def test_a_storm_of_reloads_loses_nothing(host: Host) -> None:
+    """However many SIGHUPs come while it reads, everything is found once and nothing is logged as an error."""
+    got: list[str] = []
+    async with controller(lambda report: got.extend(f.id for f in report.findings if not report.snapshot) is None) as url:
+        host.configure(url)
+        process = host.start()
+        await asyncio.to_thread(host.until_told, "READY")
+        for i in range(60):
+            with (host.folder / "lines").open("a") as lines:
+                lines.write(f"line {i}\n")
+            process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(until, lambda: len(got) >= 60)
+        assert got == [f"line {i}" for i in range(60)]
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 5) == 0
+    assert [e for e in host.log() if e["level"] == "error" or "exception" in e] == []
+
+
+def test_a_reload_during_the_start_waits(tmp_path: Path) -> None:
+    """SIGHUP before the agent is up is done afterwards; by default it would end the process, which systemd takes as wanted."""
+    path, log = tmp_path / "agent.toml", tmp_path / "log"
+    probes = "".join(f"[agent.probes.{name}]\nenabled = false\n" for name in ("gpu", "worker"))
+    path.write_text(f'[agent]\nlisten = ""\nstate_dir = "{tmp_path}/s"\n{probes}')
+    command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "agent", "--config", str(path)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        status = Path(f"/proc/{process.pid}/status")
+        until(lambda: int(status.read_text().partition("SigBlk:")[2].split()[0], 16) & 1)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "configuration read again" in log.read_text())
+        assert not int(status.read_text().partition("SigBlk:")[2].split()[0], 16) & 1  # what it starts can be told to reload, too
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
 def test_metrics_and_health_are_served(host: Host, program: Callable[[str], Path]) -> None:
     """/healthz is 200 with detail, and /metrics passes Prometheus' own linter."""
     host.configure()
