@@ -127,7 +127,10 @@ def judge(seen: Seen, state: State, limits: Mapping[str, float]) -> list[Verdict
     evidence = _evidence(seen)
     said: list[Verdict] = []
     if health["how"] == "refused":
-        if state["answered"]:
+        if not seen.get("worker") and seen.get("alive") is False:
+            # It was only ever found by its process, and that has ended, as a process does at every roll-out: nobody misses it.
+            said += [Verdict(check, False) for check in ("worker.unreachable", "worker.dead", "worker.stalled", "worker.frozen")]
+        elif state["answered"]:
             end = "its process has ended" if seen.get("alive") is False else "nothing listens at its port any more"
             said.append(Verdict("worker.unreachable", True, Severity.FATAL, Action.RESTART_WORKER,
                                 summary=f"is gone: {end}", evidence=evidence))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from probes import Context, processes
 from probes.worker import WorkerProbe
+from tests.unit.standin_worker import StandInVllm, standing
 
 GPU0, GPU1 = "0009:01:00.0", "0019:01:00.0"
 VLLM = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "meta/llama", "--port", "8100", "--tensor-parallel-size", "2")
@@ -145,3 +147,21 @@ async def test_a_configured_worker_is_known_by_its_port_and_the_driver_knows_its
     assert (other["worker"], other["label"], other["pid"], other["gpus"]) == ("", "dynamo-300", 300, [])
     assert "health" not in other
     await probe.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_an_ended_process_is_missed_only_where_somebody_expects_it(proc: Proc, named: bool) -> None:
+    """A worker that was only found by its process ends quietly, as at every roll-out; one in the configuration is gone."""
+    server = StandInVllm()
+    async with standing(server):
+        port = server.url.rpartition(":")[2]
+        proc.add(40, ("vllm", "serve", "m", "--port", port))
+        workers = [{"name": "w", "url": server.url}] if named else []
+        probe = WorkerProbe(Context(node="t", proc=proc.root, options={"scan_s": 0.0, "deadline_s": 2.0, "workers": workers}))
+        memory: dict[str, Any] = {}
+        assert not [f for f in probe.assess(await probe.read(), memory, {}) if f.present]
+        shutil.rmtree(proc.root / "40")
+        await server.close()
+        said = {f.check: f.present for f in probe.assess(await probe.read(), memory, {})}
+        assert said["worker.unreachable"] is named
+        await probe.close()
