@@ -167,7 +167,7 @@ class Api:
         term, target = self._term(), written(request.match_info["target"])
         if len(target) > TARGET_MAX:
             raise _error(web.HTTPBadRequest, f"target: it has {len(target)} characters; wanted {TARGET_MAX} at most")
-        if sentence := term.ledger.unknown(target, term.ingest.components(), incidents=True):
+        if sentence := term.ledger.unknown(target, term.ingest.components, incidents=True):
             raise _error(web.HTTPNotFound, sentence)
         return _json(term.core.decider.explain(target))
 
@@ -178,7 +178,7 @@ class Api:
         ask = msgspec.structs.replace(ask, target=written(ask.target.strip()))
         if sentence := refusal(ask, self._clock()):
             raise _error(web.HTTPBadRequest, sentence)
-        if sentence := unknown(ask, term.ledger, term.ingest.components()):
+        if sentence := unknown(ask, term.ledger, term.ingest.components):
             raise _error(web.HTTPNotFound, sentence)
         now = self._clock()
         until = now + ask.lasts_s if ask.lasts_s is not None else ask.until

@@ -6,7 +6,7 @@ one that is turned away is told so in a sentence that names the key or the names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -63,8 +63,8 @@ def refusal(ask: Ask, now: float) -> str:
     return ""
 
 
-def unknown(ask: Ask, ledger: Ledger, seen: Iterable[Component]) -> str:
-    """Why the target is none; "" when it is one. ``seen``: what nodes reported about."""
+def unknown(ask: Ask, ledger: Ledger, seen: Callable[[str], Iterable[Component]]) -> str:
+    """Why the target is none; "" when it is one. ``seen``: what a node reported about."""
     if ask.verb == "release":
         held = sorted(ledger.holds)
         if ask.target in ledger.holds:

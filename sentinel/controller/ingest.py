@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -132,10 +132,10 @@ class Ingest:
                 why=why, node=report.node, check=finding.check, component=str(finding.component),
             )  # fmt: skip
 
-    def components(self) -> Iterator[Component]:
-        """Every device and part that nodes reported about."""
-        for heard in self.nodes.values():
-            yield from heard.components
+    def components(self, node: str) -> Iterable[Component]:
+        """Every device and part that a node reported about."""
+        heard = self.nodes.get(node)
+        return heard.components if heard else ()
 
     @staticmethod
     def _remember(heard: NodeHeard, report: Report, arrived: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -121,24 +121,24 @@ class Ledger:
         places = {*worker.nodes, *(g.node for g in worker.gpus)} if worker else set()
         return not places or node in places
 
-    def unknown(self, target: str, seen: Iterable[Component], *, incidents: bool = False) -> str:
+    def unknown(self, target: str, seen: Callable[[str], Iterable[Component]], *, incidents: bool = False) -> str:
         """"" when the target names a worker, a node, a device that is configured or was reported, or an incident.
 
-        Otherwise one sentence for the person who asked, with the names that come close. ``seen``: what nodes reported.
+        Otherwise one sentence for the person who asked, with the names that come close. ``seen``: what a node reported. Only
+        one node's devices are looked at: a fleet has a million, and this runs between two renewals of the lease.
         """
-        devices = {str(c) for w in self.fleet.workers for c in w.gpus} | {str(c) for c in seen}
         names = set(self.workers) | self.nodes
-        if target in names or target in devices:
+        if target in names or (incidents and (target in self.incidents or target in self.drains)):
             return ""
-        if incidents:
-            if target in self.incidents or target in self.drains:
+        node, slash, _ = target.partition("/")
+        if slash:
+            devices = {str(c) for w in self.fleet.workers for c in w.gpus if c.node == node} | {str(c) for c in seen(node)}
+            if target in devices or any(d.startswith(target + "/") for d in devices):  # itself, or a part of it
                 return ""
+            names = devices or names
+        elif incidents:
             names |= set(self.incidents)
-        if any(d.startswith(target + "/") for d in devices):
-            return ""  # a device whose parts were reported
-        # Of the ten thousands of names only those that begin and end alike are compared letter by letter: this runs between
-        # two renewals of the lease.
-        alike = heapq.nlargest(100, sorted(names | devices), key=lambda n: _ends(n, target))
+        alike = heapq.nlargest(100, sorted(names), key=lambda n: _ends(n, target))
         close = difflib.get_close_matches(target, alike, n=3, cutoff=0.5)
         kinds = "worker, node, device or incident" if incidents else "worker, node or device"
         hint = f"did you mean {_either(close)}?" if close else f"known are {_some(sorted(self.workers))}"
