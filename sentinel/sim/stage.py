@@ -221,7 +221,7 @@ class Stage:
 
     async def agent_urls(self) -> dict[str, str]:
         """Node → base URL of its agent's /metrics and /healthz, once every agent is up."""
-        while len(ports := (await self.rack("list"))["ports"]) < len(NODES):
+        while len(ports := (await self.rack("list"))["ports"]) < len(NODES):  # noqa: ASYNC110  (another process)
             await asyncio.sleep(0.05)
         return {node: f"http://127.0.0.1:{port}" for node, port in ports.items()}
 
