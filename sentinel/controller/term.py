@@ -31,6 +31,8 @@ from sentinel.store import Stored, StoreError
 
 log = structlog.get_logger(__name__)
 
+LOADS = 5  # tries to read what was decided before, then another controller may try
+
 
 class Serves(Adapter, Protocol):
     """The adapter of all workers; it also takes in what agents report of them (Dynamo's instance ids change at each start)."""
@@ -162,6 +164,9 @@ class Term:
                 return await self._store.load()
             except StoreError as error:
                 log.warning("what was decided before could not be loaded; it is tried again", error=str(error))
+                if tries >= LOADS:  # perhaps another version can read it: whoever cannot must not keep the lease from them
+                    log.error("what was decided before cannot be read by this controller; it steps down", error=str(error))
+                    raise SteppedDown from None
                 await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
         raise AssertionError  # pragma: no cover
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -11,20 +12,21 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from sentinel.config import StoreSettings
 from sentinel.controller.ledger import Ledger
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy import default_policy
 from sentinel.model import DrainState, Routes, WorkerState, gpu_component
-from sentinel.store import Store, Stored
-from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
+from sentinel.store import Store, Stored, open_store
+from sentinel.testing.control import PagerStandIn, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack
 
 
 class Site:
     """A controller that has evicted decode-1 and been told to hold decode-2."""
 
-    def __init__(self, controller: Any, caller: Caller, store: Store, serving: ServingStandIn, pager: PagerStandIn) -> None:
-        self.controller, self.caller, self.store = controller, caller, store
+    def __init__(self, controller: Any, server: RedisServer, store: Store, serving: ServingStandIn, pager: PagerStandIn) -> None:
+        self.controller, self.server, self.store = controller, server, store
         self.serving, self.pager = serving, pager
 
     @property
@@ -51,7 +53,7 @@ async def site(program: Callable[[str], Path], tmp_path: Path) -> AsyncIterator[
             store, tmp_path, fleet=rack(), decider=decider, nodes=("t03",), serving=serving, pager=pager
         ) as (controller, caller):
             await until(lambda: controller.term, "the controller leads")
-            site = Site(controller, caller, store, serving, pager)
+            site = Site(controller, server, store, serving, pager)
             finding = {"id": "1", "check": "xid.79", "component": gpu_component("t03", PCIS[0]), "at": 1.0, "kind": "event"}
             report = {"node": "t03", "session": "s", "seq": 1, "at": 1.0, "findings": [finding | {"severity": "fatal"}]}
             await caller.post("/v1/report", msgspec.to_builtins(report), who="t03")
@@ -108,3 +110,20 @@ def test_versions_tell_who_is_newer(mine: int | None, theirs: int | None, newer:
     ledger = Ledger(rack())
     ledger.routes = Routes(version=mine) if mine else None
     assert ledger.is_newer(Stored(routes=Routes(version=theirs) if theirs else None)) is newer
+
+
+async def test_who_cannot_read_what_was_decided_gives_the_lease_back(site: Site, tmp_path: Path) -> None:
+    """A drain in a state of a newer version does not keep a controller of that version from leading."""
+    key = site.store._door.key
+    await site.store._client.hset(key("drain"), "drain-9-1", b'{"type":"Drain","id":"drain-9-1","state":"levitating"}')
+    await site.store._client.delete(key("lease"))
+    another = await open_store(StoreSettings(url=site.server.url))
+    taken = None
+    async with asyncio.timeout(20):
+        while (leader := await another.lease.leader()) is None or leader.epoch == 1:
+            await asyncio.sleep(0.01)
+        while taken is None:
+            taken = await another.lease.acquire("newer", "http://c2", 1.0)
+            await asyncio.sleep(0.02)
+    assert site.controller.term is None
+    await another.close()
