@@ -45,6 +45,9 @@ BATCH_CHARS = 1 << 20  # of text kept
 LOOK_BACK_S = 600.0
 
 
+OPTIONS = frozenset({"enabled", "interval", "fd"})
+
+
 class KernelLogProbe:
     """Reads ``context.kmsg``, or the descriptor ``context.options["fd"]`` with one record per read (a simulator's)."""
 
@@ -58,6 +61,9 @@ class KernelLogProbe:
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_MONOTONIC_RAW),
     ) -> None:
+        unknown = sorted(set(context.options) - OPTIONS)
+        if unknown:
+            raise ProbeError(f"unknown option {unknown[0]!r}; the kernel_log probe knows {', '.join(sorted(OPTIONS))}")
         fd = context.options.get("fd")
         if fd is not None and not isinstance(fd, int):
             raise ProbeError(f"kernel_log.fd: expected a file descriptor's number, got {fd!r}")

@@ -20,6 +20,7 @@ from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import parse_duration
 
 GROUP = "sentinel.probes"
+LEAST_INTERVAL_S = 0.1  # below it a probe is a busy loop
 
 log = structlog.get_logger()
 
@@ -85,6 +86,6 @@ def interval_s(settings: AgentSettings, probe: Probe) -> float:
         seconds = float(parse_duration(value))
     except ValueError as error:
         raise ConfigError(f"agent.probes.{probe.name}.interval: {error}") from None
-    if seconds <= 0:
-        raise ConfigError(f"agent.probes.{probe.name}.interval: expected more than 0s, got {value!r}")
+    if seconds < LEAST_INTERVAL_S:
+        raise ConfigError(f"agent.probes.{probe.name}.interval: expected at least {LEAST_INTERVAL_S * 1000:g}ms, got {value!r}")
     return seconds

@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 def _frame(kind: str, index: int, body: bytes = b"") -> bytes:
     payload = b"%s%d %s" % (kind.encode(), index, body)
-    return b"%08x %s\n" % (zlib.crc32(payload), payload)
+    return b"\n%08x %s\n" % (zlib.crc32(payload), payload)  # a newline on both sides: a damaged one joins no two records
 
 
 class Spool:
@@ -188,7 +188,7 @@ class Spool:
         acked = 0
         *lines, tail = data.split(b"\n")
         self.damaged += bool(tail)
-        for line in lines:
+        for line in filter(None, lines):
             payload = line[9:]
             try:
                 if int(line[:8], 16) != zlib.crc32(payload):

@@ -477,9 +477,9 @@ def test_a_wrong_probe_table_is_one_sentence(table: dict[str, dict[str, Any]], s
         load_probes(AgentSettings(node="t01", probes=table), None, found=points(gpu="probes.gpu:GpuProbe"))
 
 
-@pytest.mark.parametrize("value", ["5", 5, "-5s", "0s"])
+@pytest.mark.parametrize("value", ["5", 5, "-5s", "0s", "1ms"])
 def test_a_wrong_interval_is_one_sentence(value: Any) -> None:
-    """An interval is a duration above zero."""
+    """An interval is a duration, and long enough that its probe is no busy loop."""
     settings = AgentSettings(node="t01", probes={"gpu": {"interval": value}})
     (probe,) = load_probes(settings, None, found=points(gpu="probes.gpu:GpuProbe"))
     with pytest.raises(ConfigError, match=r"agent\.probes\.gpu\.interval: expected"):

@@ -237,6 +237,17 @@ class TestStream:
         with pytest.raises(ProbeError, match=r"kernel_log\.fd"):
             KernelLogProbe(Context(node="t07", options={"fd": "3"}))
 
+    def test_misspelt_option(self, node: Node) -> None:
+        """An option that the probe does not know is refused by name."""
+        with pytest.raises(ProbeError, match=r"unknown option 'intervall'; the kernel_log probe knows enabled, fd, interval"):
+            KernelLogProbe(Context(node="t07", options={"intervall": "5s"}))
+
+    def test_it_is_looked_at_seldom_where_it_wakes_its_reader(self, node: Node) -> None:
+        """A descriptor that turns readable is the way to be in time; a file that never does is read every second."""
+        log = KernelLog()
+        assert KernelLogProbe(Context(node="t07", options={"fd": log.fd})).interval_s > node.probe().interval_s == 1.0
+        log.close()
+
     def test_unknown_format(self) -> None:
         """A reading of another version is refused in one sentence."""
         with pytest.raises(ProbeError, match="format 9"):
