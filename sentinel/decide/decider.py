@@ -119,7 +119,10 @@ class Decider:
 
     def _watched(self, event: Watched) -> None:
         view = self.p.view(event.worker)
-        if event.reachable is None or event.worker not in self.p.workers:
+        if event.worker not in self.p.workers:
+            return
+        view.unanswered = view.unanswered + 1 if event.reachable is None else 0
+        if event.reachable is None:
             return
         view.reachable, view.looked_at = event.reachable, self.p.now
         view.refused = 0 if event.reachable else view.refused + 1

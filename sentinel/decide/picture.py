@@ -69,6 +69,7 @@ class WorkerView:
     gpus: tuple[Component, ...] = ()  # learned from reports, by node
     reachable: bool | None = None
     refused: int = 0  # looks in a row that found it unreachable
+    unanswered: int = 0  # looks in a row that could not tell: no answer at all in time
     load: int | None = None  # running + waiting; None: not measured
     looked_at: float = 0.0
 

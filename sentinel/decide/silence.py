@@ -5,6 +5,8 @@ What always holds:
 * A silent agent drains nothing. Its workers are looked at over the network; while any of them answers, the finding is about
   the monitor.
 * ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
+* ``node.unreachable``: the agent is silent and its workers do not even refuse (a tray without power, or a cut cable between it
+  and here). From here the two look alike, so it drains nothing and asks a person at once.
 * When a large share of the fleet is silent it is the controller that is deaf: then no node is called down.
 * A new leader gives every node one full silence before it asks.
 * Only a node that the configuration expects, or on which a worker is known, is missed; one that leaves it is missed no more.
@@ -29,7 +31,7 @@ class Silence:
     def heard(self, node: str) -> list[Finding]:
         """A report arrived: whatever the silence had raised is measured fine."""
         self._asked.discard(node)
-        fine = (self._silent(node, present=False), self._down(node, present=False))
+        fine = (self._silent(node, present=False), self._down(node, present=False), self._unreachable(node, present=False))
         return [f for f in fine if self.p.conditions.get(f.component, f.check)]
 
     def tick(self) -> list[Finding]:
@@ -61,6 +63,8 @@ class Silence:
             in_rotation = [w for w in workers if self.p.open_drain(w.name) is None]
             if in_rotation and not deaf and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
                 found.append(self._down(node, present=True))
+            elif in_rotation and not deaf and all(self.p.view(w.name).unanswered >= _LOOKS for w in in_rotation):
+                found.append(self._unreachable(node, present=True))
         return found
 
     def _deaf(self, views: Collection[NodeView]) -> bool:
@@ -85,6 +89,19 @@ class Silence:
             action=Action.FIX_MONITOR,
             suspect=Suspect.MONITOR,
             summary=f"the agent on {node} has not reported{never} for {silent_for:.0f} s{also}",
+        )
+
+    def _unreachable(self, node: str, *, present: bool) -> Finding:
+        return Finding(
+            id=f"{node}:node.unreachable:{self.p.nodes[node].heard_at:.3f}",
+            check="node.unreachable",
+            component=Component(node=node),
+            at=self.p.now,
+            present=present,
+            severity=Severity.WARNING,
+            action=Action.INSPECT,
+            certainty=0.6,
+            summary=f"{node} is silent and its workers give no answer at all: no power, or cut off from this controller",
         )
 
     def _down(self, node: str, *, present: bool) -> Finding:

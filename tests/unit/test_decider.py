@@ -306,6 +306,19 @@ class TestSilence:
         assert w.state_of("decode-1") is WorkerState.OUT
         assert "node-down" in {i.fault for i in w.incidents()}
 
+    def test_a_tray_without_power_is_a_persons_to_judge(self) -> None:
+        """Silent agent and looks that time out: nothing is drained, a person is asked at once, and it ends with the next report."""
+        w = World()
+        w.outcomes = lambda e: None if isinstance(e, Look) else True
+        for _ in range(8):
+            w.pass_time(5, reporting=self.others(w, "t03"))
+            w.watched("decode-1", reachable=None)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+        assert ("error", "node-unreachable") in [(p.urgency, p.fault) for p in w.pages]
+        w.outcomes = lambda e: True
+        w.pass_time(30)
+        assert w.open_incidents() == []
+
     def test_a_deaf_controller_drains_nothing(self) -> None:
         """Many silent nodes at once are one systemic incident; even unreachable workers stay in the table."""
         w = World()
