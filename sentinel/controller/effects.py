@@ -90,6 +90,7 @@ class Effects:
             if effect.id in self._known:
                 continue
             self._known.add(effect.id)
+            log.info("decided", effect=_name(effect), of=effect.lane, why=effect.why, effect_id=effect.id, cause=effect.cause)
             self._lanes.setdefault(effect.lane, deque()).append(effect)
             if effect.lane not in self._tasks:
                 task = asyncio.create_task(self._run_lane(effect.lane), name=f"lane {effect.lane}")

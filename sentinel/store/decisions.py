@@ -22,7 +22,7 @@ from sentinel.store.errors import StoreError
 from sentinel.store.routes import decode_routes
 
 if TYPE_CHECKING:
-    from sentinel.store.client import Door
+    from sentinel.store.door import Door
     from sentinel.store.lease import Lease
 
 Table = Literal["incident", "drain", "hold", "pending", "kept"]

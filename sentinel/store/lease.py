@@ -19,7 +19,7 @@ import msgspec
 from sentinel.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from sentinel.store.client import Door
+    from sentinel.store.door import Door
 
 
 class Leader(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from sentinel.store.errors import StoreError
 if TYPE_CHECKING:
     from redis.asyncio.client import PubSub
 
-    from sentinel.store.client import Door
+    from sentinel.store.door import Door
 
 _DECODER = msgspec.json.Decoder(Routes)
 

@@ -1,0 +1,107 @@
+"""The connection, and the one place where what redis-py and the network do becomes the three answers of this package.
+
+What always holds here:
+
+* Nothing is retried behind the caller's back: only the caller knows whether a write may be sent twice.
+* Every question has a deadline (``store.timeout``); past it, and for anything else that is no answer, StoreError is raised
+  with a sentence that names the key or script and the server.
+* A connection whose question was given up is closed, never put back: no answer is ever read as that of another question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sentinel.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+    from redis.asyncio.client import PubSub
+
+
+class Door:
+    """What the parts of this package ask through: single commands, all-at-once reads, scripts, and a channel."""
+
+    def __init__(self, client: Redis, server: str, prefix: str, timeout_s: float) -> None:
+        self._client = client
+        self._server = server
+        self._prefix = prefix
+        self.timeout_s = timeout_s
+
+    def key(self, name: str) -> str:
+        return f"{{{self._prefix}}}:{name}"
+
+    async def ask(self, *command: str | bytes | int) -> Any:
+        """One command; its answer as redis-py parses it, with bytes left as bytes."""
+        async with self._asking(f"{command[0]!s} {command[1]!s}" if len(command) > 1 else str(command[0])):
+            return await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def ask_all(self, commands: Sequence[tuple[str, str]]) -> list[Any]:
+        """Several reads of one moment (MULTI … EXEC)."""
+        async with self._asking(f"reading {self.key('*')}"), self._client.pipeline(transaction=True) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            answers: list[Any] = await pipe.execute()
+            return answers
+
+    async def run(self, script: str, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
+        """Run ``lua/<script>.lua`` on the server; its text is sent only when the server does not know it yet."""
+        from redis.exceptions import NoScriptError  # noqa: PLC0415  (redis-py is slow to import; see the package)
+
+        text, sha = _script(script)
+        async with self._asking(f"script {script} on {keys[0]}"):
+            try:
+                return await self._client.evalsha(sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return await self._client.eval(text, len(keys), *keys, *args)
+
+    @asynccontextmanager
+    async def subscribed(self, channel: str) -> AsyncIterator[PubSub]:
+        """A subscription that is in force when the body begins; a lost connection raises StoreError out of the body."""
+        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        try:
+            async with self._asking(f"subscribing to {channel}"):
+                await pubsub.subscribe(channel)
+            with _translated(f"channel {channel}", self._server):
+                yield pubsub
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    @asynccontextmanager
+    async def _asking(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                with _translated(what, self._server):
+                    yield
+        except TimeoutError:
+            raise StoreError(f"{what}: no answer from {self._server} within {self.timeout_s:g} s") from None
+
+
+@contextmanager
+def _translated(what: str, server: str) -> Iterator[None]:
+    """Every error of redis-py and of the socket becomes StoreError; cancellation and our own errors pass."""
+    from redis.exceptions import RedisError  # noqa: PLC0415
+
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreError(f"{what}: {server}: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "ompiling" in text and "script" in text:
+        return f"does not take our scripts ({text}); wanted Redis 7.0 or later, or Valkey"
+    return text
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    text = (Path(__file__).parent / "lua" / f"{name}.lua").read_text("utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
