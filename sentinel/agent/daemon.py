@@ -11,7 +11,6 @@ What always holds:
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from prometheus_client import disable_created_metrics
 from probes import Probe, ProbeError
 from sentinel.agent.assembly import Agent
 from sentinel.agent.driver import ChildDriver
+from sentinel.agent.heap import settle
 from sentinel.agent.probing import load_probes
 from sentinel.agent.service import Service
 from sentinel.config import AgentSettings, ConfigError, Settings, load
@@ -107,8 +107,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
         watchdog = asyncio.create_task(service.watchdog(agent.alive), name="watchdog")
         service.ready(_status(agent))
         log.info("agent started", node=own.node, probes=list(agent.runner.status), controllers=own.controllers, port=agent.port)
-        gc.collect()
-        gc.freeze()  # what the start left behind lives as long as we do; no later collection needs to walk it
+        settle()
         waits = [asyncio.create_task(event.wait()) for event in (ending, agent.down, again)]
         while True:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

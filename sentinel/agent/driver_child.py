@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from probes.nvml import IndexReader, open_driver
+from sentinel.agent.heap import settle
 
 FINISH_S = 30.0
 STACK_BYTES = 512 * 1024  # NVML's own call depth is small; 8 MiB per GPU would be reserved otherwise
@@ -137,6 +138,7 @@ def main(spec: str = "pynvml") -> None:
     os.dup2(2, 1)  # a library that prints must not break the protocol
     threading.stack_size(STACK_BYTES)
     child = Child(load(spec), sender(out))
+    settle()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if "read" in request:

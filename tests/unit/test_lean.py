@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -22,6 +23,18 @@ def test_the_driver_child_carries_no_noun() -> None:
     """It reads GPUs and writes JSON: neither the model's codecs nor an event loop nor an HTTP client is in its memory."""
     held = loaded("import sentinel.agent.driver_child")
     assert not {"msgspec", "sentinel.model", "asyncio", "ssl", "aiohttp", "structlog"} & held
+
+
+def test_compiling_costs_no_memory_for_good() -> None:
+    """An installation that is not compiled ahead carries little more once it has settled than one that is."""
+    code = (
+        "import sentinel.agent.driver_child, pynvml\nfrom sentinel.agent.heap import settle\nsettle()\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('RssAnon')))"
+    )
+    fresh = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/nowhere"}
+    ran = [subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, check=True) for env in (None, fresh)]
+    compiled, uncompiled = (int(r.stdout) for r in ran)
+    assert uncompiled < compiled + 8 * 1024  # KiB; without settling it is 15 MiB more
 
 
 def test_the_daemons_carry_no_terminal() -> None:
