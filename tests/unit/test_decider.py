@@ -235,6 +235,15 @@ class TestLeftAlone:
             w.report(w.state("driver.hung", gpu_component("t03", PCIS[0]), certainty=certainty, **hung))
             assert (w.state_of("decode-1") is WorkerState.OUT) is out
 
+    def test_what_is_only_info_opens_nothing(self) -> None:
+        """An info finding about the monitor, a peer or a switch pages nobody and opens no incident."""
+        w = World()
+        for suspect in (Suspect.MONITOR, Suspect.PEER, Suspect.SWITCH, Suspect.SELF):
+            w.report(w.state("host.clock_unsynchronised", Component(node="t03"), severity=Severity.INFO, suspect=suspect))
+            w.pass_time(120, step=5)
+        assert w.incidents() == []
+        assert w.pages == []
+
     def test_one_odd_sample_is_nothing(self) -> None:
         """A fatal state that needs confirmation and is fine at the next look leads to nothing."""
         w = World()
