@@ -103,12 +103,20 @@ def _merge(held: Finding, new: Finding, times: int) -> tuple[Finding, bool]:
         facts.pop("history", None)
     if links := sorted({*held.facts.get("links", ()), *new.facts.get("links", ())}):
         facts["links"] = links[:64]
+    if len(units := sorted({*_units(held), *_units(new)})) > 1:  # a crash that prints every TPC accuses none of them
+        facts["units"] = [list(u) for u in units[:64]]
     if "xid" in new.facts or "xid" in held.facts:
         facts.pop("stated", None)
     pids = [p for f in (held, new) for p in f.facts.get("pids", [f.facts["pid"]] if "pid" in f.facts else [])]
     if len(pids) > 1:
         facts["pids"] = list(dict.fromkeys(pids))[:16]
     return msgspec.structs.replace(base, facts=facts, count=held.count + times), worse
+
+
+def _units(f: Finding) -> list[tuple[int, int]]:
+    """The (GPC, TPC) pairs that an exception's lines name."""
+    own = [(f.facts["gpc"], f.facts["tpc"])] if "gpc" in f.facts and "tpc" in f.facts else []
+    return [*own, *((g, t) for g, t in f.facts.get("units", ()))]
 
 
 def _codes(lines: Iterable[Any]) -> dict[str, frozenset[int]]:

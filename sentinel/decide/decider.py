@@ -19,6 +19,7 @@ from sentinel.decide.conditions import Change
 from sentinel.decide.drain import Drains
 from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, Reported, Restored, Tick, Watched
 from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.past import Past
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
@@ -39,6 +40,7 @@ class Decider:
         self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
         self.silence = Silence(self.p)
+        self.past = Past(self.p)
         self.capacity = Capacity(self.p, self.drains)
         self.people = People(self.p, self.drains, self.incidents)
         self._restored = False
@@ -63,6 +65,7 @@ class Decider:
                 self.waiting.take_up()
             case Restored():
                 self.p.restore(event)
+                self.past.restore()
                 self.waiting.take_up()
                 self._restored = True
             case Reported():
@@ -109,6 +112,8 @@ class Decider:
             # A node speaks for itself only, and of a worker only when it runs there.
             if finding.component.node == node and (worker not in self.p.workers or self.p.may_run(worker, node)):
                 self._found(finding)
+        for found in self.past.judge(node, report.findings):
+            self._found(found)
 
     def _rebooted(self, node: str) -> None:
         """Kernel events of the last boot are over; what is still wrong will be reported again."""
@@ -141,7 +146,7 @@ class Decider:
 
     def _tick(self) -> None:
         self.capacity.measure()
-        for finding in self.silence.tick():
+        for finding in (*self.silence.tick(), *self.past.tick()):
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)

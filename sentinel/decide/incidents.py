@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from sentinel.decide import past
 from sentinel.decide.events import SendPage
 from sentinel.decide.picture import ENDED, Picture, with_step
 from sentinel.decide.policy import Rule
@@ -47,6 +48,8 @@ class Incidents:
         for incident in self.p.open_incidents():
             if incident.key == f"{rule.fault}/{culprit}":
                 return incident
+            if finding.check in past.CHECKS:
+                continue  # what the last day says is news beside whatever is being done about today
             if incident.culprit == culprit and finding.component.gpu and self.drains_of(incident):
                 handled = incident  # the same GPU is being dealt with: an echo, or worse news
         if handled is None and finding.component.worker:

@@ -83,6 +83,7 @@ class Picture:
         self.pools: dict[str, Pool] = {}
         self.incidents: dict[str, Incident] = {}
         self.drains: dict[str, Drain] = {}
+        self._by_node: dict[str, dict[str, None]] = {}  # node → ids of the incidents with a culprit there, in order
         self._open: dict[str, str] = {}  # worker → its open drain
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
         self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
@@ -116,6 +117,7 @@ class Picture:
 
     def put_incident(self, incident: Incident) -> Incident:
         self.incidents[incident.id] = incident
+        self._by_node.setdefault(_node(incident), {})[incident.id] = None
         self._record("incident", incident.id, incident)
         return incident
 
@@ -142,7 +144,12 @@ class Picture:
             self._forget("hold", target)
 
     def drop_incident(self, incident_id: str) -> None:
-        if self.incidents.pop(incident_id, None):
+        incident = self.incidents.pop(incident_id, None)
+        if incident:
+            there = self._by_node.get(_node(incident), {})
+            there.pop(incident_id, None)
+            if not there:
+                self._by_node.pop(_node(incident), None)
             self._forget("incident", incident_id)
 
     def drop_drain(self, drain_id: str) -> None:
@@ -196,6 +203,9 @@ class Picture:
         """Take over what is durable. States of open incidents count as present until they are measured fine."""
         self.epoch = event.epoch
         self.incidents = {i.id: i for i in event.incidents}
+        self._by_node = {}
+        for kept in event.incidents:
+            self._by_node.setdefault(_node(kept), {})[kept.id] = None
         self.drains = {d.id: d for d in event.drains}
         self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
         self.holds = {h.target: h for h in event.holds}
@@ -288,6 +298,10 @@ class Picture:
     def open_drains(self) -> list[Drain]:
         return [self.drains[i] for i in list(self._open.values())]
 
+    def incidents_on(self, node: str) -> list[Incident]:
+        """The kept incidents, open or closed, whose culprit is this node or a part of it."""
+        return [self.incidents[i] for i in self._by_node.get(node, ())]
+
     def open_incidents(self) -> list[Incident]:
         return [i for i in self.incidents.values() if i.closed_at is None]
 
@@ -320,6 +334,11 @@ def _gpus(node: str, pcis: tuple[str, ...]) -> Iterator[Component]:
     for pci in pcis:
         with suppress(ValueError):  # a site's own probe may write there what it likes
             yield gpu_component(node, pci)
+
+
+def _node(incident: Incident) -> str:
+    """Where its culprit is; a worker or the fleet stands for itself."""
+    return incident.culprit.partition("/")[0]
 
 
 def effect_key(effect: Effect | str) -> str:

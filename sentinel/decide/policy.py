@@ -53,6 +53,13 @@ class Budget(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     window: Duration
 
 
+class History(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    window: Duration
+    burst: Duration
+    app_repeats: Count
+    fatal_repeats: Count
+
+
 class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headroom: Annotated[float, msgspec.Meta(ge=1.0, le=100.0)]
     shift_back_after: Duration
@@ -95,6 +102,7 @@ class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timing: Timing
     systemic: Systemic
     budget: Budget
+    history: History
     capacity: Capacity
     repair: dict[str, RepairRule]
     rule: tuple[Rule, ...]
@@ -153,6 +161,11 @@ def load_policy(text: str) -> Policy:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
         raise PolicyError(f"policy: {place.rstrip('`').lstrip('.') or 'top level'}: {message}") from None
+    if policy.history.window > policy.timing.keep_closed:
+        raise PolicyError(
+            f"policy: history.window of {policy.history.window:g} s looks further back than incidents are kept "
+            f"(timing.keep_closed, {policy.timing.keep_closed:g} s); wanted at most that"
+        )
     for number, rule in enumerate(policy.rule, 1):
         where = f"policy: rule {number} ({rule.fault})"
         if rule.response not in (Response.NONE, Response.DRAIN, Response.EVICT):

@@ -1,12 +1,13 @@
 """What repairs a fault, on what, and whether sentinel may do it by itself.
 
 What always holds: a repair goes to the component that wants it; one that would end a neighbour's process, that the policy
-leaves to a person, or that has not lasted before, is a person's.
+leaves to a person, that has not lasted before, or that is of a GPU which fails again and again, is a person's.
 """
 
 from __future__ import annotations
 
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.past import recurs
 from sentinel.decide.picture import ENDED, Picture
 from sentinel.decide.policy import Rule
 from sentinel.model import Action, Component, Drain, Finding, Worker
@@ -39,6 +40,9 @@ class Repairs:
             return Action.NONE, False, f"{finding.action.value} is for a person" if named else "nothing here repairs it by itself"
         if not self.p.policy.automatic(action):
             return Action.NONE, False, f"{action.value} is left to a person"
+        times = recurs(self.p, finding.component)
+        if times:
+            return Action.NONE, False, f"fatal {times} times in a day: {action.value} does not last, left to a person"
         there = {w.name for w in self.p.touching(finding.component)}
         others = [n for n in self.p.in_service_beside(str(finding.component)) if n not in there] if action in NODE_WIDE else []
         if others:
@@ -56,6 +60,8 @@ class Repairs:
             for f, rule in self.incidents.demands(incident):
                 action = self.p.policy.repair_for(rule, f)
                 if action in (Action.NONE, Action.RESTART_WORKER) or not self.p.policy.automatic(action):
+                    continue
+                if recurs(self.p, f.component):
                     continue
                 target = repair_target(f, self.p.workers.get(drain.worker))
                 done = {target, f.component.node} & set(drain.repaired)
