@@ -54,7 +54,6 @@ class Agent:
     * ``registry``: where its metrics go; None: one of its own (``agent.metrics.registry``). One registry per agent.
     * ``carry_out(vector, deadline_s) -> (ok, detail)``: how an allowed argument vector is run; the default runs the program.
     * ``release()``: an async context in which nobody of ours holds the GPUs' driver; a reset runs inside it.
-
     ``start`` and ``reconfigure`` raise ConfigError with one sentence; a failed ``reconfigure`` has changed nothing.
     """
 
@@ -230,8 +229,7 @@ class Agent:
             expected=settings.expected,
             intervals={p.name: interval_s(settings, p) for p in probes},
             memories=self._memories,
-            # Two probes ask the driver, one after the other.
-            deadline_s=max(LEAST_DEADLINE_S, 2 * longest_read_s(float(settings.driver_deadline))),
+            deadline_s=max(LEAST_DEADLINE_S, 2 * longest_read_s(float(settings.driver_deadline))),  # two probes ask in turn
         )
 
     def _connection(self, settings: AgentSettings) -> Connection | None:

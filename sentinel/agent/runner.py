@@ -39,7 +39,7 @@ BEAT_S = 2.0  # how often the scheduler shows that it lives
 _JITTER = 0.1  # share of the interval, so that the nodes of a rack do not all look in the same millisecond
 _REARM_S = 0.001  # least pause between two woken readings
 LEAST_DEADLINE_S = 30.0  # of one read
-_FINDING_BYTES = 64 * 1024  # as JSON; a probe bounds its evidence far below, and a report has to fit into 4 MiB
+_FINDING_BYTES = 64 * 1024  # as JSON; a report has to fit into 4 MiB
 _AFTER_FAILURE_S = 1.0  # a descriptor that stays readable while its probe fails must not spin
 
 
@@ -68,8 +68,7 @@ class Runner:
 
     ``sink(probe, reading, findings)`` takes what was found and says True once it is safe; ``reading`` is None for what the
     runner itself found (``probe.failed``). ``intervals`` overrides a probe's own cadence, seconds by name. ``memories`` are
-    the probes' memories by name, handed from one runner to the next on a reload. ``deadline_s``: how long a read may take;
-    three intervals where that is more.
+    the probes' memories by name, handed on at a reload. ``deadline_s``: of one read; three intervals where that is more.
     """
 
     def __init__(
