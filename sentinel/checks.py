@@ -19,6 +19,7 @@ from sentinel.settings import ControllerSettings, PoolSettings, Section, Setting
 
 CAPACITY_MAX = 1e6  # sessions; a share of a pool is reckoned from sums of these
 LEASE_MIN = 0.1  # seconds; below, a store that answers in its usual time already loses the lease
+DRIVER_MIN = 1.0  # seconds; a look at a healthy GPU takes milliseconds, but below this a busy node would be called hung
 EVERY_MIN = 0.01  # seconds between two looks or ticks; below, they are all that a core does
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -140,7 +141,7 @@ def _gpus(w: WorkerSettings, nodes: set[str], holder: dict[str, str]) -> Iterato
 
 def _times(s: Settings) -> Iterator[str]:
     """Durations are never negative (see ``sentinel.durations``); these must also be more than nothing."""
-    least = {"lease": LEASE_MIN, "tick": EVERY_MIN, "watch": EVERY_MIN, "snapshot": EVERY_MIN}
+    least = {"lease": LEASE_MIN, "tick": EVERY_MIN, "watch": EVERY_MIN, "snapshot": EVERY_MIN, "driver_deadline": DRIVER_MIN}
     tables: dict[str, Section | None] = {"controller": s.controller, "agent": s.agent, "store": s.store}
     for table, section in tables.items():
         for field in section.__struct_fields__ if section else ():

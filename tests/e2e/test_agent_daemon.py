@@ -337,7 +337,7 @@ def test_metrics_and_health_are_served(host: Host, program: Callable[[str], Path
         ("[controller]\n", "agent: missing"),
         ('[agent]\nlisten = "nowhere"\n', "agent.listen"),
         ('[agent]\nlisten = ""\n[agent.probes.nosuch]\n', "agent.probes.nosuch"),
-        ('[agent]\nlisten = ""\ndriver_deadline = "100ms"\n', "agent.driver_deadline: expected at least 1s, got 100ms"),
+        ('[agent]\nlisten = ""\ndriver_deadline = "100ms"\n', "agent.driver_deadline: expected at least 1000ms, got 100ms"),
         ('[agent]\nlisten = ""\n[agent.probes.kernel_log]\ninterval = "1ms"\n', "kernel_log.interval: expected at least 100ms"),
         ('[agent]\nlisten = ""\n[agent.probes.kernel_log]\nintervall = "1s"\n', "agent.probes.kernel_log: unknown option"),
         ('[agent]\nlisten = ""\ncontrollers = ["http://[::1"]\n', "agent.controllers: expected http://host:port"),
