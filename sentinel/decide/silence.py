@@ -15,12 +15,18 @@ What always holds:
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sentinel.decide.events import Look
 from sentinel.decide.picture import NodeView, Picture
 from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
 
 _LOOKS = 3  # refused in a row; one refused connection is a restart
+_WEIGHT: dict[str, dict[str, Any]] = {  # how much each of the three says
+    "agent.silent": {"severity": Severity.WARNING, "action": Action.FIX_MONITOR, "suspect": Suspect.MONITOR},
+    "node.unreachable": {"severity": Severity.WARNING, "action": Action.INSPECT, "certainty": 0.6},
+    "node.down": {"severity": Severity.FATAL, "action": Action.POWER_CYCLE, "certainty": 0.9},
+}
 
 
 class Silence:
@@ -31,8 +37,8 @@ class Silence:
     def heard(self, node: str) -> list[Finding]:
         """A report arrived: whatever the silence had raised is measured fine."""
         self._asked.discard(node)
-        fine = (self._silent(node, present=False), self._down(node, present=False), self._unreachable(node, present=False))
-        return [f for f in fine if self.p.conditions.get(f.component, f.check)]
+        where = Component(node=node)
+        return [self._finding(check, node, present=False) for check in _WEIGHT if self.p.conditions.get(where, check)]
 
     def tick(self) -> list[Finding]:
         """Findings about nodes that have been silent too long; asks for a look at their workers first."""
@@ -59,12 +65,13 @@ class Silence:
                     )
                     self.p.effect(look)
             if silent_for >= timing.silent_after + timing.silent_page_after:
-                found.append(self._silent(node, present=True, silent_for=silent_for))
+                found.append(self._finding("agent.silent", node, self._not_reporting(node, silent_for)))
             in_rotation = [w for w in workers if self.p.open_drain(w.name) is None]
             if in_rotation and not deaf and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
-                found.append(self._down(node, present=True))
+                found.append(self._finding("node.down", node, f"{node} is silent and none of its workers answers"))
             elif in_rotation and not deaf and all(self.p.view(w.name).unanswered >= _LOOKS for w in in_rotation):
-                found.append(self._unreachable(node, present=True))
+                why = f"{node} is silent and its workers give no answer at all: no power, or cut off from this controller"
+                found.append(self._finding("node.unreachable", node, why))
         return found
 
     def _deaf(self, views: Collection[NodeView]) -> bool:
@@ -74,45 +81,20 @@ class Silence:
         quiet = sum(self.p.now - v.heard_at >= self.p.policy.timing.silent_after / 2 for v in views)
         return quiet >= max(rules.min_nodes, rules.share * len(views))
 
-    def _silent(self, node: str, *, present: bool, silent_for: float = 0.0) -> Finding:
-        view = self.p.nodes[node]
+    def _not_reporting(self, node: str, silent_for: float) -> str:
         serving = [w.name for w in self.p.on_node(node) if self.p.view(w.name).reachable]
         also = f"; {', '.join(serving)} still answering" if serving else ""
-        never = "" if view.reported else " since this controller leads"
-        return Finding(
-            id=f"{node}:agent.silent:{view.heard_at:.3f}",
-            check="agent.silent",
-            component=Component(node=node),
-            at=self.p.now,
-            present=present,
-            severity=Severity.WARNING,
-            action=Action.FIX_MONITOR,
-            suspect=Suspect.MONITOR,
-            summary=f"the agent on {node} has not reported{never} for {silent_for:.0f} s{also}",
-        )
+        never = "" if self.p.nodes[node].reported else " since this controller leads"
+        return f"the agent on {node} has not reported{never} for {silent_for:.0f} s{also}"
 
-    def _unreachable(self, node: str, *, present: bool) -> Finding:
+    def _finding(self, check: str, node: str, summary: str = "", *, present: bool = True) -> Finding:
+        """What this module says of a node; one id for one silence."""
         return Finding(
-            id=f"{node}:node.unreachable:{self.p.nodes[node].heard_at:.3f}",
-            check="node.unreachable",
+            id=f"{node}:{check}:{self.p.nodes[node].heard_at:.3f}",
+            check=check,
             component=Component(node=node),
             at=self.p.now,
             present=present,
-            severity=Severity.WARNING,
-            action=Action.INSPECT,
-            certainty=0.6,
-            summary=f"{node} is silent and its workers give no answer at all: no power, or cut off from this controller",
-        )
-
-    def _down(self, node: str, *, present: bool) -> Finding:
-        return Finding(
-            id=f"{node}:node.down:{self.p.nodes[node].heard_at:.3f}",
-            check="node.down",
-            component=Component(node=node),
-            at=self.p.now,
-            present=present,
-            severity=Severity.FATAL,
-            action=Action.POWER_CYCLE,
-            certainty=0.9,
-            summary=f"{node} is silent and none of its workers answers",
+            summary=summary,
+            **_WEIGHT[check],
         )
