@@ -190,6 +190,27 @@ class WorkerSeen(Base, frozen=True, kw_only=True, omit_defaults=True):
 # Agent ↔ controller
 
 
+class GpuPlace(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU by the names that others know it by."""
+
+    pci: str
+    uuid: str = ""  # "GPU-…"; "" not measured
+    module: int | None = None  # its position on the tray (NVML platform info, moduleId)
+
+
+class Place(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a node stands, as its own hardware says (NVML platform and fabric information); empty and None: not measured."""
+
+    chassis: str = ""  # serial number of the chassis: the rack
+    slot: int | None = None
+    tray: int | None = None
+    domain: str = ""  # NVLink domain: cluster UUID, 32 hex digits; "" also while the fabric is not registered
+    clique: int | None = None  # NVLink partition within the domain
+    gpus: tuple[GpuPlace, ...] = ()
+    ports: tuple[str, ...] = ()  # InfiniBand devices: "mlx5_0"
+    addresses: tuple[str, ...] = ()  # by which IMEX peers know it: host names and IP addresses
+
+
 class Report(Base, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent sends. ``seq`` rises by one per report within ``session`` (one run of the agent).
 
@@ -206,6 +227,7 @@ class Report(Base, frozen=True, kw_only=True, omit_defaults=True):
     findings: tuple[Finding, ...] = ()
     workers: tuple[WorkerSeen, ...] = ()
     probes: dict[str, bool | None] = {}  # probe → its last read succeeded; None: has not run yet
+    place: Place | None = None  # with snapshots; None: nothing about it was measured
 
 
 class Ack(Base, frozen=True, kw_only=True, omit_defaults=True):
@@ -275,14 +297,32 @@ class Pool(Base, frozen=True, kw_only=True, omit_defaults=True):
     primary: bool = True
     max_doubtful_drains: int = 2  # per role in ten minutes
     max_domain_share: float = 0.34  # of one NVLink domain's capacity out at once on doubt
+    max_share: float = 1.0  # of one role's capacity out at once on doubt, beside the floor
+    decode_per_prefill: float = 4.0  # decode groups that one prefill group feeds; each role's worth is reckoned against it
+    sessions_per_prefill: float = 66.0  # at 100 tokens/s/user
+    context_tokens: int = 8000  # of an average session: what a moved one has to recompute
+
+
+class NodePlace(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a node stands, as the site says; it completes what the node reports, and where both speak they must agree."""
+
+    node: str
+    site: str = ""
+    rack: str = ""
+    domain: str = ""  # NVLink domain: any name that its nodes share
+    tray: int | None = None
+    addresses: tuple[str, ...] = ()
+    leaves: dict[str, str] = {}  # InfiniBand device → the leaf switch its cable ends at
 
 
 class Fleet(Base, frozen=True, kw_only=True, omit_defaults=True):
-    """The configured picture: pools, workers and the nodes that are expected to report."""
+    """The configured picture: pools, workers, the nodes that are expected to report and where they stand."""
 
     pools: tuple[Pool, ...] = ()
     workers: tuple[Worker, ...] = ()
     nodes: tuple[str, ...] = ()
+    places: tuple[NodePlace, ...] = ()
+    asics: tuple[str, ...] = ()  # NVLink index → switch ASIC it ends at; empty: identity (not verified on hardware)
 
 
 class WorkerState(StrEnum):
@@ -361,6 +401,9 @@ class Incident(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     severity: Severity = Severity.WARNING
     summary: str = ""
     victims: tuple[str, ...] = ()  # workers it takes capacity from
+    confidence: float = 1.0  # 0..1: how sure it is that the culprit is the culprit
+    scope: tuple[str, ...] = ()  # nodes and components that show the same fault and are not to blame
+    page_key: str = ""  # dedup key of the page that was sent, where the culprit has been revised since
     findings: tuple[Finding, ...] = ()  # bounded: the first and the latest
     closed_at: float | None = None
     merged_into: str = ""
@@ -372,6 +415,7 @@ class DrainState(StrEnum):
     """Where a worker's way out and back stands; the table of moves is in sentinel.decide.moves."""
 
     REQUESTED = "requested"  # decided and durable; not yet carried out
+    EASED = "eased"  # steered or cordoned: less or no new traffic, still serving
     DEROUTED = "derouted"  # gets nothing new; waiting for what is in flight
     STOPPING = "stopping"
     OUT = "out"  # stopped or parked; waits for a person, or for the repair to begin
@@ -417,6 +461,7 @@ class Hold(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     reason: str
     at: float
     until: float | None = None
+    planned: bool = False  # a maintenance window (keep="out"): what happens there is no fault, and it returns when it ends
 
 
 class Page(Base, frozen=True, kw_only=True, omit_defaults=True):

@@ -32,6 +32,7 @@ from sentinel.decide.events import (
     Look,
     Repair,
     Reroute,
+    ScaleOut,
     SendPage,
     StartWorker,
     StopWorker,
@@ -145,6 +146,9 @@ class Effects:
                 return await self._page(effect)
             case Repair():
                 return await self._repair(effect)
+            case ScaleOut():
+                ok = await self._serving.scale_to(effect.pool, effect.role, effect.count)
+                return ok, "" if ok else f"nothing here can be asked for more {effect.role} workers of {effect.pool}", {}
         worker = self._worker(effect.worker)
         if worker is None:
             return False, f"no worker is called {effect.worker!r} in the configuration any more", {}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sentinel.model import Action, Drain, Fleet, Hold, Incident, Page, Report, Routes, WorkerSeen
+from sentinel.model import Action, Drain, Fleet, Hold, Incident, Page, Report, Role, Routes, WorkerSeen
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Events
@@ -30,6 +30,12 @@ class FleetLoaded(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True
     """The configured fleet, at start and whenever it changes."""
 
     fleet: Fleet
+
+
+class PolicyLoaded(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The rules, already checked (``load_policy``), whenever they change: a decision replays under the rules of its time."""
+
+    text: str
 
 
 class Restored(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -73,7 +79,7 @@ class Done(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A person's command, already authenticated and its target checked to exist."""
 
-    verb: Literal["drain", "undrain", "hold", "release", "acknowledge", "resolve"]
+    verb: Literal["drain", "undrain", "hold", "release", "maintain", "acknowledge", "resolve"]
     target: str  # worker name, node name, written component, or incident id
     by: str
     reason: str = ""
@@ -82,7 +88,7 @@ class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     until: float | None = None
 
 
-AnyEvent = FleetLoaded | Restored | Reported | Watched | Tick | Done | Asked
+AnyEvent = FleetLoaded | PolicyLoaded | Restored | Reported | Watched | Tick | Done | Asked
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Instructions
@@ -163,9 +169,17 @@ class Look(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     worker: str
 
 
+class ScaleOut(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Ask what runs the pool for more workers of a role (``Serving.scale_to``): standbys and overflow cannot carry it."""
+
+    pool: str
+    role: Role
+    count: int  # workers of that role wanted in all
+
+
 class SendPage(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     page: Page
 
 
-AnyEffect = Deroute | Reroute | AwaitIdle | StopWorker | StartWorker | Repair | Verify | Look | SendPage
+AnyEffect = Deroute | Reroute | AwaitIdle | StopWorker | StartWorker | Repair | Verify | Look | ScaleOut | SendPage
 AnyInstruction = Record | Forget | AnyEffect

@@ -20,6 +20,7 @@ import msgspec
 from sentinel.decide.conditions import Conditions
 from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record, Restored
 from sentinel.decide.policy import Policy, Rulebook
+from sentinel.decide.topology import Topology
 from sentinel.model import (
     Component,
     Drain,
@@ -79,6 +80,7 @@ class Picture:
         self.policy = policy
         self.rules = Rulebook(policy)
         self.fleet = Fleet()
+        self.topology = Topology()
         self.workers: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
         self.incidents: dict[str, Incident] = {}
@@ -223,6 +225,7 @@ class Picture:
 
     def load_fleet(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.topology.load(fleet)
         self._on = self._changed = None
         self.workers = {w.name: w for w in fleet.workers}
         self.pools = {p.name: p for p in fleet.pools}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 import tomllib
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Annotated, Any
@@ -29,6 +30,18 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Mode(StrEnum):
+    """How far sentinel goes by itself."""
+
+    OBSERVE = "observe"  # writes down what it would have done; nobody is paged, nothing is taken out
+    ADVISE = "advise"  # pages, with the command that would do it; nothing is taken out
+    ENFORCE = "enforce"
+
+    @property
+    def rank(self) -> int:
+        return list(Mode).index(self)
 
 
 class Timing(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +81,27 @@ class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     standby_idle_after: Duration
 
 
+class Correlation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    window: Duration
+    links_of_gpu: Count
+    gpus_of_asic: Count
+    gpus_of_cartridge: Count
+    imex_reporters: Share
+    nodes_of_leaf: Count
+    leaf_share: Share
+    app_trays: Count
+    settle: Duration
+
+
+class Pace(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sessions_per_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+    burst: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+    steer_share: Share
+
+
 class RepairRule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     auto: bool
+    then: str = ""  # the stronger repair when this one has failed, or did not last; "" a person
 
 
 class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +119,7 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     page: str = ""  # an Urgency, or "" for nobody
     page_after: Duration = Duration(0)
     close_after: Duration = Duration(3600)  # an event without a drain stays on record as open this long
+    mode: Mode | None = None  # at most this much is done by this rule; None: as the policy's own mode says
 
     def matches(self, finding: Finding) -> bool:
         return (
@@ -99,9 +132,12 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Mode
     timing: Timing
     systemic: Systemic
+    correlation: Correlation
     budget: Budget
+    pace: Pace
     history: History
     capacity: Capacity
     repair: dict[str, RepairRule]
