@@ -20,7 +20,8 @@ import time
 from ctypes import byref
 from typing import Any
 
-from probes.nvml_counters import ALL_LINKS, Counters
+from probes.nvml_counters import ALL_LINKS, SLOWDOWN_NS, Counters
+from probes.nvml_platform import read_platform
 from sentinel.pci import pci_address
 
 SLOW_S = 30.0
@@ -51,7 +52,6 @@ FIELDS = {
     "recovery_action": 230,
 }
 FIELDS_SLOW = {"memory_temperature_c": 82, "pcie_replays": 94}
-SLOWDOWN_NS = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # time spent slowed, since driver load
 LINK_COUNT, LINK_SPEED, LINK_STATE = 91, 164, 165  # the latter two: scope = link
 LINK_TOTALS = {  # NVLink5 (Blackwell); Hopper answers NotSupported
     "malformed_packets": 206,
@@ -204,6 +204,7 @@ class GpuReader:
             "serial": _text(self._ask("nvmlDeviceGetSerial")),
             "architecture": self._ask("nvmlDeviceGetArchitecture"),
             "link_count": count,
+            "platform": read_platform(self._nvml, self._ask),
             "pcie_gen_max": self._ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             "pcie_width_max": self._ask("nvmlDeviceGetMaxPcieLinkWidth"),
         }
@@ -215,13 +216,12 @@ class GpuReader:
         wanted += [(name, field, ALL_LINKS) for name, field in LINK_TOTALS.items()] if links else []
         values = self._fields(wanted)
         totals = {name: values[name, ALL_LINKS] for name in LINK_TOTALS if (name, ALL_LINKS) in values}
-        slowed = {name: values[name, 0] for name in SLOWDOWN_NS if (name, 0) in values}
         histogram = self._ask("nvmlDeviceGetRowRemapperHistogram")
         repair = self._ask("nvmlDeviceGetRepairStatus")
         sram = self._sram()
         return {
             **{name: values.get((name, 0)) for name in FIELDS_SLOW},
-            "slowdown_ns": slowed or None,
+            **self._counters.slowed(values),
             "link_speed_mbps": [values.get(("speed", link)) for link in links] or None,
             "link_totals": totals or None,
             "rows_histogram": None if histogram is None else {k: int(getattr(histogram, k)) for k in _HISTOGRAM},

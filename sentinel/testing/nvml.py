@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from ctypes import addressof, memmove
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,19 @@ import msgspec
 import pynvml
 
 from probes import nvml as reader
-from probes.nvml import FIELDS, FIELDS_SLOW, LINK_COUNT, LINK_SPEED, LINK_STATE, LINK_TOTALS, SLOWDOWN_NS, IndexReader
-from probes.nvml_counters import ALL_LINKS, BANKS, C2C, C2C_COUNT, FEC_TAIL, LEGACY, ONCE_IN_A_WHILE, PER_LINK
+from probes.nvml import FIELDS, FIELDS_SLOW, LINK_COUNT, LINK_SPEED, LINK_STATE, LINK_TOTALS, IndexReader
+from probes.nvml_counters import (
+    ALL_LINKS,
+    BANKS,
+    C2C,
+    C2C_COUNT,
+    FEC_TAIL,
+    LEGACY,
+    ONCE_IN_A_WHILE,
+    PER_LINK,
+    SLOWDOWN_NS,
+    VIOLATION_NS,
+)
 
 STATE_FILE = "SENTINEL_FAKE_NVML_STATE"  # environment: the file that from_file() reads, again whenever it changes
 
@@ -45,7 +57,8 @@ GETTERS = {  # names in a reading → the function that answers them
     "repair_pending": "nvmlDeviceGetRepairStatus",
     "pids": "nvmlDeviceGetComputeRunningProcesses_v3",
 }
-_FIELD_IDS = {**FIELDS, **FIELDS_SLOW, **SLOWDOWN_NS, "link_count": LINK_COUNT}
+_VIOLATION = {f"violation_{name}": field for name, field in VIOLATION_NS.items()}
+_FIELD_IDS = {**FIELDS, **FIELDS_SLOW, **SLOWDOWN_NS, **_VIOLATION, "link_count": LINK_COUNT}
 
 
 class FakeGpu(msgspec.Struct, kw_only=True):
@@ -59,6 +72,8 @@ class FakeGpu(msgspec.Struct, kw_only=True):
     fabric: dict[str, Any] = {}  # state, status, clique, cluster (hex), health_mask, summary; or nvml_error
     fabric_versions: tuple[int, ...] = (2, 3)  # struct versions that this driver knows
     sram: dict[str, Any] = {}  # fields of c_nvmlEccSramErrorStatus_v1_t; or nvml_error
+    platform: dict[str, Any] = {}  # chassis (text), slot, tray, host, module; or nvml_error
+    platform_versions: tuple[int, ...] = (1, 2)  # struct versions that this driver knows
     gone: int = 0  # this code for every call on the handle (15: GPU is lost)
     no_handle: int = 0  # this code when its handle is looked up
     hang: tuple[str, ...] = ()  # functions that do not return while this stands; "*": all of them
@@ -73,6 +88,8 @@ class FakeGpu(msgspec.Struct, kw_only=True):
                 self.answers[GETTERS[name]] = answer
             elif name.startswith("fabric_"):
                 self.fabric[name.removeprefix("fabric_")] = value
+            elif name == "platform":
+                self.platform = dict(answer)
             elif name == "links":
                 self.link_fields[LINK_STATE] = list(value or ())
             elif name in LINK_TOTALS:
@@ -128,6 +145,7 @@ def gb200(pci: str = "0008:01:00.0", number: int = 1) -> FakeGpu:
     """A healthy GPU of a GB200 NVL72 tray: NVLink5 fields, fabric completed, Hopper's link counters not supported."""
     gpu = FakeGpu(pci=pci, fabric={"state": 3, "clique": 1, "cluster": "5e" * 16, "health_mask": 0x51AA, "summary": 1})
     gpu.sram = {"bThresholdExceeded": 0}
+    gpu.platform = {"chassis": "1820325000001", "slot": 11, "tray": 1, "host": 1, "peer": 1, "module": number}
     gpu.set(uuid=f"GPU-00000000-0000-4000-8000-{number:012d}", name="NVIDIA GB200", serial=f"{1650000000000 + number}")
     gpu.set(architecture=10, pcie_gen_max=5, pcie_width_max=16, pcie_gen=5, pcie_width=16, repair_pending=False)
     gpu.set(margin_c=43, temperature_c=41, memory_temperature_c=44, clocks_event_reasons=1, utilization_percent=0, pids=[])
@@ -150,7 +168,7 @@ def h200(pci: str = "0000:00:06.0", number: int = 1) -> FakeGpu:
     gpu.set(name="NVIDIA H200", architecture=9, margin_c=50, temperature_c=37, memory_temperature_c=40, fabric_cluster="00" * 16)
     gpu.set(fabric_clique=0, fabric_health_mask=0, fabric_summary=0, power_average_mw=80_326, power_instant_mw=80_131)
     gpu.set(power_limit_mw=700_000, rows_histogram={"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0})
-    gpu.set(**dict.fromkeys(LINK_TOTALS, None))
+    gpu.set(**dict.fromkeys(LINK_TOTALS, None), platform=None)
     gpu.link_fields = {LINK_STATE: [1] * 18, LINK_SPEED: [26562] * 18, **{field: [0] * 18 for field in LEGACY.values()}}
     gpu.totals = dict.fromkeys(gpu.totals, NOT_SUPPORTED)
     gpu.fields = {i: v for i, v in gpu.fields.items() if i not in (*BANKS.values(), C2C_COUNT)}
@@ -284,6 +302,17 @@ class FakeNvml:
         info.clusterUuid[:] = bytes.fromhex(fabric.get("cluster", "00" * 16))
         if hasattr(info, "healthSummary"):
             info.healthSummary = fabric.get("summary", 0)
+        return 0
+
+    def nvmlDeviceGetPlatformInfo(self, handle: _Handle, reference: Any) -> int:
+        gpu, info = self._gpu(handle, "nvmlDeviceGetPlatformInfo"), reference._obj
+        _check(gpu.gone)
+        if info.version >> 24 not in gpu.platform_versions:
+            _check(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        place = _value(gpu.platform or NOT_SUPPORTED)
+        numbers = bytes(place.get(name, 0) for name in ("slot", "tray", "host", "peer", "module"))
+        # Written as the driver does, over the raw bytes: through the binding's fields a NUL would end it, as it does for a reader.
+        memmove(addressof(info) + 20, place.get("chassis", "").encode().ljust(16, b"\0")[:16] + numbers, 21)
         return 0
 
     def nvmlDeviceGetSramEccErrorStatus(self, handle: _Handle, reference: Any) -> int:
