@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from probes.gpu_clocks import judge_clocks
 from probes.judging import Judge
 from sentinel.model import Action, Component, Severity, Suspect
 
@@ -24,8 +25,6 @@ HUNG_LIKELY_S, HUNG_SURE_S = 60.0, 180.0  # a GSP call gives up after 45 s (Xid 
 FABRIC_GRACE_S = 300.0  # registration after a boot or reset is normal (DCGM: in progress is WARN); five minutes is our judgement
 FABRIC_RECOVERY_S = 60.0  # DCGM fails a recovery at once; a recovery that ends within a minute needs nobody (judgement)
 MARGIN_HOT_C, MARGIN_COOL_C = 0, 5  # T.limit headroom: <= 0 is throttling (nvml.h); 5 °C of hysteresis (judgement)
-SLOWDOWN_MASK = 0xE8  # HW slowdown, SW and HW thermal, power brake (Azure healthagent); power capping is normal under load
-SLOWDOWN_SHARE, SLOWDOWN_RUN = 0.10, 3  # of the time between two readings, or that many samples in a row (judgement)
 POWER_MOST_MW, POWER_LEAST_MW, POWER_RUN = 1_500_000, 65_000, 3  # HV: 65..1500 W on GB200; one odd sample is transient
 ROWS_MOST = 512  # uncorrectable remaps: DCGM fails above
 PCIE_RUN, PCIE_LOAD_PERCENT = 3, 50  # links train down when idle, so generation counts under load only (judgement)
@@ -81,7 +80,7 @@ def judge_gpu(
     if links:
         _links(j, c, gpu, links, memory)
     _thermal(j, c, gpu)
-    _slowdown(j, c, gpu, memory)
+    judge_clocks(j, c, gpu, memory)
     _power(j, c, gpu, nvl72)
     _pcie(j, c, gpu)
 
@@ -214,28 +213,6 @@ def _thermal(j: Judge, c: Component, gpu: Gpu) -> None:
     j.state("gpu.thermal", c, hot, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
             evidence=_values(gpu, "margin_c", "temperature_c", "memory_temperature_c"),
             summary=f"The GPU is {margin} °C below the temperature at which it slows down.")
-
-
-def _slowdown(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> None:
-    reasons, counters, read_at = gpu.get("clocks_event_reasons"), gpu.get("slowdown_ns"), gpu.get("slow_at")
-    before = memory.get("slowdown")
-    if counters and read_at is not None and (before is None or read_at != before["at"]):
-        memory["slowdown"] = {"at": read_at, "ns": dict(counters), "share": None}
-        if before and read_at > before["at"]:  # else the wall clock was set back: how long it took is not known
-            passed = (read_at - before["at"]) * 1e9
-            rises = [v - before["ns"][k] for k, v in counters.items() if v >= before["ns"].get(k, v + 1)]
-            memory["slowdown"]["share"] = max(rises, default=0) / passed
-    share = (memory.get("slowdown") or {}).get("share")
-    sampled = None if reasons is None else j.run("gpu.slowdown_sampled", c, bool(reasons & SLOWDOWN_MASK))
-    if sampled is None and share is None:
-        return
-    slow = (share or 0.0) >= SLOWDOWN_SHARE or (sampled or 0) >= SLOWDOWN_RUN
-    if not slow and sampled and not j.was("gpu.clocks_slowdown", c):
-        return  # not decided yet
-    part = f"{share:.0%} of the time" if share else f"{sampled} readings in a row"
-    j.state("gpu.clocks_slowdown", c, slow or bool(sampled), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
-            facts={"reasons": reasons, "share": share}, evidence=_values(gpu, "clocks_event_reasons", "slowdown_ns"),
-            summary=f"Heat or power made the GPU slow down: {part}.")
 
 
 def _power(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:

@@ -33,6 +33,10 @@ PER_LINK = {
 }
 FEC_TAIL = {f"fec_{k}": 235 + k for k in range(8, 16)}  # codewords that took k corrected symbols
 LEGACY = {"dl_replay": 161, "dl_recovery": 162, "dl_crc": 163}  # Hopper and older
+# Nanoseconds for which the clocks were held down, since the driver was loaded, by cause. The second table is the older one: its
+# thermal counter takes 4 to 7 ms (measured on an H200), so it is asked for only where a driver does not know the first.
+SLOWDOWN_NS = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
+VIOLATION_NS = {"power": 74, "thermal": 75, "sync_boost": 76, "board_limit": 77, "reliability": 79}
 C2C_COUNT = 170
 C2C = {"status": 171, "mbps": 172, "crc": 231, "replays": 232, "replays_b2b": 233, "power": 234}  # scope = link
 BANKS = {"active": 303, "inactive": 304, "max": 305, "none": 306, "pending": 307}  # Blackwell's bank remapper
@@ -51,6 +55,7 @@ class Counters:
         self._tail: dict[str, Any] = {}
         self._links: dict[str, dict[str, Any]] = {}  # counter → {"at", "links"}
         self._sums: dict[str, Any] = {}  # counter → the sum at which its links were asked
+        self._by_cause = False  # the driver knows SLOWDOWN_NS
 
     def read(self, links: int, totals: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
         """``links``: how many NVLinks; ``totals``: the GPU's sums of ``PER_LINK``, just read; ``now``: seconds."""
@@ -62,6 +67,13 @@ class Counters:
             self._read_links(links, {**(totals or {}), **self._tail}, now, due)
         return {**self._seldom, "link_counters": dict(self._links) or None, "fec_tail": self._tail or None,
                 "seldom_at": self._seldom_at}  # fmt: skip
+
+    def slowed(self, values: Mapping[tuple[str, int], Any]) -> dict[str, Any]:
+        """Time spent slowed by the one source that this driver has; ``values``: what it answered to ``SLOWDOWN_NS``."""
+        causes = {name: values[name, 0] for name in SLOWDOWN_NS if (name, 0) in values}
+        self._by_cause = self._by_cause or bool(causes)
+        got = {} if self._by_cause else self._ask([(name, field, 0) for name, field in VIOLATION_NS.items()])
+        return {"slowdown_ns": causes or None, "violation_ns": {name: value for (name, _), value in got.items()} or None}
 
     def _read_seldom(self, links: int) -> None:
         wanted = [(name, field, 0) for name, field in (BANKS | {"c2c_count": C2C_COUNT}).items()]

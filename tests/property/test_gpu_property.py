@@ -28,6 +28,7 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "link_totals": st.dictionaries(st.sampled_from(["receive_errors", "symbol_ber"]), numbers),
     "rows_histogram": st.fixed_dictionaries(dict.fromkeys(("max", "high", "partial", "low", "none"), numbers)),
     "slowdown_ns": st.dictionaries(st.sampled_from(["sw_thermal", "hw_thermal", "power_brake"]), st.integers(0, 2**64)),
+    "violation_ns": st.dictionaries(st.sampled_from(["thermal", "reliability", "power"]), st.none() | numbers),
     "slow_at": st.floats(0, 2e9),
     "fabric_cluster": st.binary(min_size=16, max_size=16).map(bytes.hex),
     "fabric_health_mask": st.integers(0, 2**32 - 1),

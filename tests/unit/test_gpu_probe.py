@@ -12,7 +12,8 @@ import pytest
 
 from probes import Context, ProbeError
 from probes.gpu import GpuProbe
-from probes.gpu_policy import FABRIC_GRACE_S, HUNG_SURE_S, POWER_RUN, SLOWDOWN_RUN
+from probes.gpu_clocks import SLOWDOWN_RUN
+from probes.gpu_policy import FABRIC_GRACE_S, HUNG_SURE_S, POWER_RUN
 from probes.nvml import SLOW_S, GpuReader, ber, read_gpu
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, from_recording, gb200, gb200_tray, h200
