@@ -3,6 +3,7 @@
 This module exists so that a link that gets worse is told from one that has failed and from one that only had a bad moment.
 What always holds:
 
+* Counters are judged once for each time that they were read. Looks that only carry them along repeat what is wrong, and no more.
 * Only a rise between two readings counts; the first look, and one in which a counter became smaller (a reset), count nothing.
 * What was read per link is judged per link and said about the GPU, naming the links; else the GPU's sum is judged.
 * Nothing here is fatal but a link recovery that failed: errors that were corrected or sent again are for a person to read.
@@ -70,6 +71,7 @@ RULES = (
     Rule("gpu.nvlink_fec_tail", tuple(f"fec_{k}" for k in range(8, 16)), "codewords that took eight or more corrections",
          needs=3, of=5, lone=0.0, sure=0.5, action=Action.NONE),
 )  # fmt: skip
+STATES = (*(rule.check for rule in RULES), "gpu.nvlink_recovery_history", "gpu.nvlink_ber", "gpu.nvlink_speed")
 RECOVERED, FAILED = ("recovery_successful", "dl_recovery"), ("recovery_failed",)
 
 Gpu = Mapping[str, Any]
@@ -78,6 +80,10 @@ Gpu = Mapping[str, Any]
 def judge_links(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expected: Mapping[str, Any]) -> None:
     """Judge the NVLink counters of one answered GPU. ``memory``: this GPU's own; ``expected``: ``nvlink_mbps``, where known."""
     own = memory.setdefault("nvlink", {})
+    read_at = [moment(gpu.get("slow_at")), moment(gpu.get("seldom_at"))]
+    if any(read_at) and read_at == own.get("read_at") and not own.get("wrong"):
+        return  # carried along since the last look, when all of it was fine
+    own["read_at"] = read_at
     rises = _rises(gpu, own.setdefault("counters", {}))
     for rule in RULES:
         _rule(j, c, rule, rises, own)
@@ -86,6 +92,7 @@ def judge_links(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any], expect
     _history(j, c, gpu, own)
     _bit_errors(j, c, gpu, own)
     _speed(j, c, gpu, own, expected.get("nvlink_mbps"))
+    own["wrong"] = any(j.was(check, c) for check in STATES)
 
 
 # -- rises --------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from probes import Context
 from probes.gpu import GpuProbe
-from probes.nvlink_counters import rate_of
+from probes.nvlink_counters import STATES, rate_of
 from probes.nvml_counters import C2C_COUNT, FEC_TAIL, LEGACY, PER_LINK, SELDOM_S
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, gb200, gb200_tray, h200
@@ -225,6 +225,18 @@ def test_a_window_is_counted_once_however_often_it_is_carried_along() -> None:
     tray.present()
     for _ in range(5):
         assert tray.present(5.0)["gpu.nvlink_symbol_errors"].certainty < 0.8
+
+
+def test_fine_counters_are_judged_once_for_each_reading() -> None:
+    """Of links that are fine nothing is said at looks that only carry their counters along; a fault stays said at each of them."""
+    tray = Tray(FakeState(gpus=[gb200()]), nvlink_mbps=53125)
+    assert {f.check for f in tray.look()} & set(STATES)
+    for _ in range(3):
+        assert not {f.check for f in tray.look(5.0)} & set(STATES)
+    assert {f.check for f in tray.look()} >= {"gpu.nvlink_symbol_errors", "gpu.nvlink_speed"}
+    tray.gpu.count("symbol_errors", 1, link=4)
+    tray.look()
+    assert all("gpu.nvlink_symbol_errors" in tray.present(5.0) for _ in range(3))
 
 
 def test_a_clock_that_is_set_back_makes_no_rise() -> None:
