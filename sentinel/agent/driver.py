@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from probes import ProbeError
+from sentinel.agent.driver_heard import Heard
 from sentinel.agent.driver_protocol import GRACE_S, LINE_BYTES, Opened, Pauses, Said, decode
 
 NVML_VARIABLE = "SENTINEL_NVML"  # environment: "module:factory" of a stand-in for pynvml
@@ -68,6 +69,7 @@ class ChildDriver:
         self._put_at = 0.0
         self._opened: Opened | None = None
         self._opening_since: float | None = None
+        self._heard = Heard()
         self._gpus: dict[int, _Gpu] = {}
         self._addresses: dict[int, str] = {}  # by index, as last seen; survives the child
         self._count = 0
@@ -89,7 +91,8 @@ class ChildDriver:
         return tuple(self._addresses.get(i, f"#{i}") for i, g in sorted(self._gpus.items()) if self._overdue(g.asked_at))
 
     async def read(self) -> dict[str, Any]:
-        """Ask every GPU once: ``{"error", "driver", "nvml", "gpus": [...]}``, and ``hung_s`` when initialising hangs.
+        """Ask every GPU once: ``{"error", "driver", "nvml", "gpus": [...]}``, and ``hung_s`` when initialising hangs;
+        ``xid_events`` are those that NVML told of by itself (``driver_heard``).
 
         Raises ProbeError when the child itself could not be asked.
         """
@@ -108,6 +111,11 @@ class ChildDriver:
     async def released(self) -> AsyncIterator[bool]:
         """Let go of the driver while a GPU is reset: no read runs inside. Yields False when a call is stuck and still holds it."""
         async with self._lock:
+            until = self._clock() + GRACE_S
+            while self._heard.calling and (left := until - self._clock()) > 0:  # it makes or frees its event set, which is quick
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), left)
             if self._process and not self._owing():
                 await self._end("released for a repair")
             yield self._process is None
@@ -161,7 +169,7 @@ class ChildDriver:
         return max((at + self._deadline - self._clock() for at in since), default=0.0)
 
     def _answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = {"error": None, "driver": None, "nvml": self._nvml, "gpus": []}
+        answer: dict[str, Any] = {"error": None, "driver": None, "nvml": self._nvml, "gpus": [], "xid_events": self._heard.answer()}
         if self._opened is None:
             if self._opening_since is not None:
                 answer["hung_s"] = round(self._clock() - self._opening_since, 3)
@@ -182,7 +190,7 @@ class ChildDriver:
 
     def _owing(self) -> bool:
         """Whether a call into the driver is under way."""
-        return self._opening_since is not None or any(g.asked_at is not None for g in self._gpus.values())
+        return self._opening_since is not None or self._heard.calling or any(g.asked_at is not None for g in self._gpus.values())
 
     def _wants_fresh_eyes(self) -> bool:
         """A handle opened before a GPU was lost or reset stays bad; only a new initialisation sees it as it is now."""
@@ -227,12 +235,14 @@ class ChildDriver:
         how = f"died of signal {-code}" if code < 0 else f"ended by itself with status {code}"
         self._said = f"the driver child {how}{broken}"
         self._process = None
+        self._heard.child_ended()
         self.restarts += 1
         self._hold_off()
         self._news.set()
 
     def _take(self, said: Said) -> None:
         now = self._clock()
+        self._heard.take(said)
         if said.ack is not None:
             self._acked = said.ack
             for index in said.asked:
@@ -266,6 +276,7 @@ class ChildDriver:
         process, self._process, self._said = self._process, None, why
         if process is None:
             return
+        self._heard.child_ended()
         with contextlib.suppress(OSError, RuntimeError):
             if process.stdin:
                 process.stdin.write(b'{"quit":true}\n')

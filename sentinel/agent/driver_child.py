@@ -1,4 +1,4 @@
-"""The driver child: the one process on a node that calls into the GPU driver, one thread per GPU.
+"""The driver child: the one process on a node that calls into the GPU driver, one thread per GPU, and one that listens.
 
 This module exists because a call into the driver may never come back and cannot be killed. What always holds:
 
@@ -10,7 +10,7 @@ This module exists because a call into the driver may never come back and cannot
 
 Protocol (also ``driver_protocol``). Parent: ``{"read": n}`` or ``{"quit": true}``. Child: ``{"ack": n, "asked": [indices]}`` at
 once, then ``{"opened": {"error", "driver", "count"}}`` once NVML has been initialised, and ``{"gpu": index, "data": …}`` as each
-GPU answers.
+GPU answers. Of the listener (``driver_listener``): ``{"listens": {"since", "calling"}}``, also with each ``ack``, and ``{"xids": …}``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from probes.nvml import IndexReader, open_driver
+from sentinel.agent.driver_listener import Listener
 from sentinel.agent.heap import settle
 
 FINISH_S = 30.0
@@ -64,16 +65,17 @@ class Child:
         self._opened = False
         self._lanes: list[Lane] = []
         self._opening = Lane("open", self._open)
+        self._listener = Listener(nvml, send)
 
     @property
     def busy(self) -> bool:
-        return self._opening.busy or any(lane.busy for lane in self._lanes)
+        return self._opening.busy or self._listener.calling or any(lane.busy for lane in self._lanes)
 
     def read(self, number: int) -> None:
         """Ask every GPU that is not being asked already; the acknowledgement precedes every call it announces."""
         with self._order:
             idle = [i for i, lane in enumerate(self._lanes) if not lane.busy]
-            self._send({"ack": number, "asked": idle})
+            self._send({"ack": number, "asked": idle, "listens": self._listener.state()})
             opened = self._opened
         for index in idle:
             self._lanes[index].start()
@@ -89,6 +91,8 @@ class Child:
         with self._order:  # no question may name a GPU that the parent has not heard of, nor miss one that it has
             self._lanes, self._opened, self._opening.busy = lanes, opened["error"] is None, False
             self._send({"opened": opened})
+        if opened["error"] is None:
+            self._listener.start(opened["count"])
 
     def _lane(self, index: int) -> Lane:
         reader = IndexReader(self._nvml, index)

@@ -42,6 +42,13 @@ class Opened(msgspec.Struct):
     count: Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
+class Listens(msgspec.Struct):
+    """Which GPUs (PCI addresses) are listened to since when, and whether the listener is inside a call. See ``driver_listener``."""
+
+    since: dict[str, float] = {}
+    calling: bool = False
+
+
 class Said(msgspec.Struct):
     """Whatever the child may say (its module's docstring); anything else is no protocol of ours."""
 
@@ -50,6 +57,8 @@ class Said(msgspec.Struct):
     opened: Opened | None = None
     gpu: int | None = None
     data: dict[str, Any] = {}
+    listens: Listens | None = None
+    xids: list[tuple[str | None, int, int, float, float, float]] = []  # GPU, code, how many, listened since, after, at
 
 
 decode = msgspec.json.Decoder(Said).decode

@@ -7,6 +7,8 @@ real driver child. What always holds:
   field value, ``byref`` structs with versions, error classes by code.
 * A function it does not know answers FunctionNotFound, as an older driver would; it never reaches a real driver.
 * The state is data (JSON): answers by NVML function and by field id. ``{"nvml_error": 3}`` in a value's place is that code.
+* Event sets hear what happens after a GPU was registered, one Xid per wait, as with the driver; ``FakeGpu.raise_xid`` makes one
+  happen. A GPU that is ``gone`` ends every wait of a set that it is in.
 * It is a simulation; what reads through it says so (``nvml`` in the reading names this module).
 """
 
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from ctypes import addressof, memmove
+from ctypes import cast
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,13 @@ class FakeGpu(msgspec.Struct, kw_only=True):
     gone: int = 0  # this code for every call on the handle (15: GPU is lost)
     no_handle: int = 0  # this code when its handle is looked up
     hang: tuple[str, ...] = ()  # functions that do not return while this stands; "*": all of them
+    event_types: Any = 0x8  # what nvmlDeviceGetSupportedEventTypes answers: a mask (0x8: critical Xids) or nvml_error
+    xids: list[int] = []  # every Xid that it has ever raised, in order; see raise_xid
+
+    def raise_xid(self, code: int) -> FakeGpu:
+        """Let an Xid happen: every event set that this GPU was registered in before hears of it, once."""
+        self.xids.append(code)
+        return self
 
     def set(self, **values: Any) -> FakeGpu:
         """Set values by their names in a reading (``recovery_action=1``, ``fabric_state=2``); None: not supported."""
@@ -132,6 +143,8 @@ class FakeState(msgspec.Struct, kw_only=True):
     driver: str = "580.159.04"
     init_error: int = 0  # 12 no library, 9 no kernel module, 18 library and module differ
     hang_init: bool = False
+    wait_error: int = 0  # this code for every wait on an event set, at once (10: a wait that does not wait)
+    hang_wait: bool = False
 
     def save(self, path: Path) -> None:
         """Write it where ``from_file`` reads it; a reader sees the old state or the new one, never half."""
@@ -224,6 +237,16 @@ def from_recording(recording: dict[str, Any]) -> FakeState:
 class _Handle:
     def __init__(self, index: int) -> None:
         self.index = index
+        self._as_parameter_ = index + 1  # ctypes takes it for a pointer, which a handle of the driver is
+
+
+class _EventSet:
+    """A set made by ``nvmlEventSetCreate``: how many Xids of each GPU it has heard, and what waits to be told."""
+
+    def __init__(self) -> None:
+        self.heard: dict[int, int] = {}  # by index
+        self.waiting: deque[tuple[int, int]] = deque()  # index, code
+        self.freed = False
 
 
 class _Answer:
@@ -321,6 +344,46 @@ class FakeNvml:
         for name, value in _value(gpu.sram or NOT_SUPPORTED).items():
             setattr(reference._obj, name, value)
         return 0
+
+    def nvmlDeviceGetSupportedEventTypes(self, handle: _Handle) -> int:
+        gpu = self._gpu(handle, "nvmlDeviceGetSupportedEventTypes")
+        _check(gpu.gone)
+        return int(_value(gpu.event_types))
+
+    def nvmlEventSetCreate(self) -> _EventSet:
+        return _EventSet()
+
+    def nvmlDeviceRegisterEvents(self, handle: _Handle, types: int, events: _EventSet) -> None:
+        gpu = self._gpu(handle, "nvmlDeviceRegisterEvents")
+        _check(gpu.gone or (pynvml.NVML_ERROR_INVALID_ARGUMENT if events.freed else 0))
+        if types & ~int(_value(gpu.event_types)):
+            _check(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        events.heard.setdefault(handle.index, len(gpu.xids))
+
+    def nvmlEventSetWait_v2(self, events: _EventSet, timeout_ms: int) -> Any:
+        """One event in the binding's own struct; raises Timeout after ``timeout_ms`` without one."""
+        end = time.monotonic() + timeout_ms / 1000
+        while True:
+            state = self._state()
+            _check(state.wait_error or (pynvml.NVML_ERROR_INVALID_ARGUMENT if events.freed else 0))
+            for index, heard in events.heard.items():
+                gpu = state.gpus[index] if index < len(state.gpus) else FakeGpu(pci="", gone=pynvml.NVML_ERROR_GPU_IS_LOST)
+                events.waiting.extend((index, code) for code in gpu.xids[heard:])
+                events.heard[index] = max(heard, len(gpu.xids))
+            if events.waiting:
+                index, code = events.waiting.popleft()
+                data = pynvml.c_nvmlEventData_t(eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=code)
+                data.device = cast(index + 1, pynvml.c_nvmlDevice_t)
+                data.gpuInstanceId = data.computeInstanceId = 0xFFFFFFFF
+                return data
+            _check(next((code for i in events.heard if i < len(state.gpus) and (code := state.gpus[i].gone)), 0))
+            if not state.hang_wait and time.monotonic() >= end:
+                _check(pynvml.NVML_ERROR_TIMEOUT)
+            time.sleep(0.05)  # often enough to be prompt, seldom enough not to show in what the agent costs
+
+    def nvmlEventSetFree(self, events: _EventSet) -> None:
+        _check(pynvml.NVML_ERROR_INVALID_ARGUMENT if events.freed else 0)
+        events.freed = True
 
     def _getter(self, name: str, handle: _Handle) -> Any:
         gpu = self._gpu(handle, name)
