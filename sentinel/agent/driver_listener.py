@@ -43,7 +43,7 @@ class Listener:
 
     def __init__(self, nvml: Any, send: Callable[[dict[str, Any]], None], pause_s: float = FIRST_PAUSE_S) -> None:
         self._nvml, self._send, self._first_pause = nvml, send, pause_s
-        self._gpus: dict[int, str] = {}  # a handle's address in memory → the GPU's PCI address
+        self._gpus: dict[int | None, str] = {}  # a handle's address in memory → the GPU's PCI address
         self._since: dict[str, float] = {}
         self._waiting_from: float | None = None  # of the wait under way
         self._emptied = 0.0

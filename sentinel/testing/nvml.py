@@ -18,8 +18,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from ctypes import addressof, memmove
-from ctypes import cast
+from ctypes import addressof, cast, memmove
 from pathlib import Path
 from typing import Any
 
