@@ -1,10 +1,9 @@
-"""What the node's own state means: thresholds, and judgements that need no machine.
+"""What the node's own state means: judgements that need no machine, by the numbers of ``thresholds.toml``.
 
-This module exists so that every number has its source beside it. What always holds: only a process that hangs in the driver
-for minutes is fatal; memory is the application's, clock and disk are the monitor's; what was not measured is not judged.
+This module exists so that a verdict about a node can be tested without one. What always holds: only a process that hangs in
+the driver for minutes is fatal; memory is the application's, clock and disk are the monitor's; what was not measured is not judged.
 
-Sources: gpud PR#117 (processes in D state for ever behind a hung driver), open-gpu-kernel-modules#446 (one call to the GPU's
-own processor gives up after 45 s), linux/timex.h, kernel documentation of PSI; where a number is our own judgement it says so.
+Sources: gpud PR#117 (processes in D state for ever behind a hung driver), linux/timex.h, kernel documentation of PSI.
 """
 
 from __future__ import annotations
@@ -14,16 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
+from probes.thresholds import limits
 from probes.windows import listed, moment, number, table
 from sentinel.model import Action, Component, Severity, Suspect
 
-STUCK_NOTED_S, STUCK_SURE_S = 60.0, 180.0  # as for a call of our own that hangs (gpu_policy): more than one GSP time-out, then four
 STA_UNSYNC = 0x40  # linux/timex.h
-CLOCK_STEP_S = 5.0  # wall clock against time since boot between two looks (judgement: a lease lasts 3 s)
-PRESSURE_MOST = 20.0  # per cent of a minute in which everything waited for memory (judgement)
-AVAILABLE_LEAST = 0.02  # share of memory; a page cache that is in the way shows as pressure instead (judgement)
-RUN = 3  # looks in a row for memory
-SPOOL_LEAST_MIB = 128  # twice what the spool may hold by default
 # Functions of NVIDIA's kernel modules, as they show in a stack: the interface layer, the resource manager's mangled names, UVM.
 _IN_DRIVER = re.compile(r"(?:nv_|nvidia|_nv\d+rm|os_acquire_|os_cond_|rm_|uvm_|nvswitch|nvkms|rpcRecv|kgsp)")
 
@@ -54,6 +48,7 @@ def _stuck(j: Judge, data: Mapping[str, Any], memory: dict[str, Any], mono: floa
     if not isinstance(data.get("stuck"), list):
         return
     before, now = table(memory.get("stuck")), {}
+    t = limits().host
     worst: tuple[float, float, Mapping[str, Any]] = (0.0, 0.0, {})
     for process in listed(data["stuck"]):
         sure = in_driver(table(process))
@@ -66,8 +61,8 @@ def _stuck(j: Judge, data: Mapping[str, Any], memory: dict[str, Any], mono: floa
     memory["stuck"] = now
     lasting, sure, process = worst
     driver = Component(node=j.node, device="driver")
-    fatal = lasting >= STUCK_SURE_S and sure >= 0.8
-    j.state("driver.process_hung", driver, lasting >= STUCK_NOTED_S, severity=Severity.FATAL if fatal else Severity.WARNING,
+    fatal = lasting >= t.stuck_sure_s and sure >= 0.8
+    j.state("driver.process_hung", driver, lasting >= t.stuck_noted_s, severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.REBOOT_NODE if fatal else Action.INSPECT, certainty=sure,
             facts={"pid": process.get("pid"), "hung_s": round(lasting, 1), "processes": len(now)},
             evidence=(f"pid={process.get('pid')} comm={str(process.get('comm'))[:32]!r} state=D",
@@ -126,18 +121,18 @@ def _clock_step(j: Judge, memory: dict[str, Any], mono: float) -> None:
     memory["clock"] = {"at": j.at, "mono": mono}
     if last and mono > last["mono"]:
         step = (j.at - last["at"]) - (mono - last["mono"])
-        if abs(step) >= CLOCK_STEP_S:
+        if abs(step) >= limits().host.clock_step_s:
             j.event("host.clock_step", Component(node=j.node, device="clock"), severity=Severity.WARNING, action=Action.FIX_MONITOR,
                     suspect=Suspect.MONITOR, facts={"step_s": round(step, 3)}, evidence=(f"step={step:+.3f} s",),
                     summary=f"The wall clock was set by {step:+.1f} s.")
 
 
 def _memory(j: Judge, data: Mapping[str, Any], memory: dict[str, Any]) -> None:
-    m, where = table(data.get("memory")), Component(node=j.node, device="memory")
+    m, where, t = table(data.get("memory")), Component(node=j.node, device="memory"), limits().host
     total, available, full = number(m.get("total_mib")), number(m.get("available_mib")), moment(m.get("full_avg60"))
     if total and available is not None:
-        tight = available < total * AVAILABLE_LEAST or (full or 0.0) >= PRESSURE_MOST
-        there = j.steady("host.memory_pressure", where, tight, RUN)
+        tight = available < total * t.memory_free_share or (full or 0.0) >= t.memory_wait_percent
+        there = j.steady("host.memory_pressure", where, tight, t.memory_run)
         if there is not None:
             j.state("host.memory_pressure", where, there, severity=Severity.WARNING, action=Action.INSPECT, suspect=Suspect.APP,
                     certainty=0.8, evidence=(f"available={available} MiB of {total}", f"full avg60={full}"),
@@ -163,7 +158,7 @@ def _spool(j: Judge, data: Mapping[str, Any]) -> None:
     free, files = number(s.get("free_mib")), number(s.get("free_files"))
     if free is None:
         return
-    full = free < SPOOL_LEAST_MIB or files == 0
+    full = free < limits().host.spool_free_mib or files == 0
     j.state("host.spool_space", Component(node=j.node, device="spool"), full or s.get("read_only") is True,
             severity=Severity.WARNING, action=Action.FIX_MONITOR, suspect=Suspect.MONITOR, evidence=(f"{dict(s)}"[:200],),
             summary="The agent's folder cannot be written to." if s.get("read_only") is True and not full

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from probes import Context, ProbeError
-from probes.imex_policy import RUN, judge_domain
+from probes.imex_policy import judge_domain
 from probes.imex_text import parse
 from probes.judging import Judge
+from probes.thresholds import limits
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, Suspect
 
 TOOL = "/usr/bin/nvidia-imex-ctl"
-DEADLINE_S = 10.0  # the tool asks every node of the domain; DCGM runs it with a timeout, too
 OUTPUT_MAX = 1 << 20  # bytes; 18 nodes print about 40 kB of JSON
 OPTIONS = frozenset({"enabled", "interval", "tool", "config", "deadline_s"})
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\s+/32 host LOCAL")
@@ -49,13 +49,14 @@ class ImexProbe:
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
             raise ProbeError(f"unknown option {unknown[0]!r}; the imex probe knows {', '.join(sorted(OPTIONS))}")
-        deadline = options.get("deadline_s", DEADLINE_S)
-        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 300:
+        deadline = options.get("deadline_s")  # None: the threshold's
+        usable = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline <= 300
+        if deadline is not None and not usable:
             raise ProbeError(f"deadline_s: expected seconds, more than 0 and at most 300, got {deadline!r}")
         for key in ("tool", "config"):
             if not isinstance(options.get(key, ""), str):
                 raise ProbeError(f"{key}: expected a path, got {options[key]!r}")
-        self._context, self._deadline = context, float(deadline)
+        self._context, self._deadline = context, deadline
         self._tool = str(options.get("tool", TOOL))
         self._arguments = ["-N", "-j", *(["-c", str(options["config"])] if options.get("config") else [])]
         self._hostname = socket.gethostname() if hostname is None else hostname
@@ -108,7 +109,7 @@ class ImexProbe:
             raise ProbeError(f"{self._tool}: could not be started: {error.strerror or error}") from None
         assert process.stdout is not None  # noqa: S101  (a pipe was asked for)
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(limits().imex.deadline_s if self._deadline is None else self._deadline):
                 output = await _bounded(process.stdout)
                 await process.wait()
         except TimeoutError:
@@ -146,14 +147,14 @@ def assess(reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]
     if data.get("tool") is None:
         return []  # not measured
     here = Component(node=reading.node, device="imex")
-    hung = j.steady("imex.tool", here, "hung_s" in data, RUN)
+    hung = j.steady("imex.tool", here, "hung_s" in data, limits().imex.run)
     if hung is not None:
         j.state("imex.tool", here, hung, severity=Severity.WARNING, action=Action.FIX_MONITOR, suspect=Suspect.MONITOR,
                 evidence=(f"hung_s={data.get('hung_s', 0):.1f}",),
                 summary="nvidia-imex-ctl does not come back within its deadline: the domain's state is not known.")
     if "hung_s" in data:
         return j.findings()
-    missing = j.steady("imex.running", here, required is True and not data["answered"], RUN)
+    missing = j.steady("imex.running", here, required is True and not data["answered"], limits().imex.run)
     if missing is not None and (required or j.was("imex.running", here)):
         j.state("imex.running", here, missing, severity=Severity.WARNING, action=Action.RESTART_IMEX,
                 evidence=(str(data.get("why", "")),), summary="No IMEX daemon answers on this node, where one is expected.")

@@ -1,4 +1,4 @@
-"""What the state of an IMEX domain means, and whom it accuses: every threshold here, judgement pure.
+"""What the state of an IMEX domain means, and whom it accuses; pure, its numbers in ``thresholds.toml``.
 
 This module exists because ``DEGRADED`` is a verdict about a domain that every member repeats: one dead tray makes seventeen
 healthy ones say it. What always holds:
@@ -18,10 +18,9 @@ from typing import Any
 
 from probes.imex_text import CONNECTED, DISCONNECTED, INVALID, NODE_MAP, RECOVERING, VERSION
 from probes.judging import Judge
+from probes.thresholds import limits
 from sentinel.model import Action, Component, Severity, Suspect
 
-RUN = 3  # readings in a row: daemons of one job start and stop seconds apart (judgement)
-STARTING_S = 120.0  # a daemon that is not READY by then waits for something that does not come (judgement)
 ACCUSED_MAX = 32  # names in one finding, and findings about peers in one reading
 CUT = frozenset({DISCONNECTED, RECOVERING, INVALID})
 
@@ -49,13 +48,13 @@ def judge_domain(j: Judge, data: Data, memory: dict[str, Any], wanted: int | Non
     accused, alone, paths = _attribute(told, ready, _accusable(nodes, filled))
     if own in alone:  # the others see each other; it is this node that they have lost
         accused.pop(own, None)
-    steady = j.steady("imex.isolated", here, own is not None and own in alone, RUN)
+    steady = j.steady("imex.isolated", here, own is not None and own in alone, limits().imex.run)
     if steady is not None:
         j.state("imex.isolated", here, steady, severity=Severity.WARNING, action=Action.RESTART_IMEX, certainty=0.8,
                 evidence=_row(links, own),
                 summary="This node's IMEX daemon has lost the rest of its domain; the others see each other.")
     _peers(j, nodes, links, {**accused, **{n: [a for a in ready if a != n] for n in alone if n != own}}, memory)
-    steady = j.steady("imex.path", here, bool(paths), RUN)
+    steady = j.steady("imex.path", here, bool(paths), limits().imex.run)
     if steady is not None:
         j.state("imex.path", here, steady, severity=Severity.WARNING, action=Action.INSPECT, suspect=Suspect.PEER, certainty=0.6,
                 facts={"pairs": [list(p) for p in paths[:ACCUSED_MAX]]},
@@ -100,7 +99,7 @@ def _peers(
     for n in sorted(before | set(accused), key=_number)[:ACCUSED_MAX]:
         host = (nodes.get(n) or {}).get("name") or (nodes.get(n) or {}).get("host") or f"#{n}"
         where = Component(node=j.node, device=f"imex@{_safe(host)}")
-        steady = j.steady("imex.peer", where, n in accused, RUN)
+        steady = j.steady("imex.peer", where, n in accused, limits().imex.run)
         if steady is None:
             continue
         says = accused.get(n, [])
@@ -118,7 +117,7 @@ def _mismatch(j: Judge, here: Component, data: Data) -> None:
         ("imex.node_map", NODE_MAP, "daemons whose lists of nodes differ"),
     ):
         pairs = [(a, b) for a, row in data["links"].items() for b, seen in row.items() if seen == bad]
-        steady = j.steady(check, here, bool(pairs), RUN)
+        steady = j.steady(check, here, bool(pairs), limits().imex.run)
         if steady is not None:
             j.state(check, here, steady, severity=Severity.WARNING, action=Action.RESTART_IMEX,
                     facts={"pairs": [list(p) for p in pairs[:ACCUSED_MAX]], "versions": versions[:8]},
@@ -131,7 +130,7 @@ def _domain(j: Judge, here: Component, data: Data, ready: list[str]) -> None:
     if data["domain"] is None and not nodes:
         return
     down = not ready and (data["domain"] == "DOWN" or bool(nodes))
-    steady = j.steady("imex.domain", here, down, RUN)
+    steady = j.steady("imex.domain", here, down, limits().imex.run)
     if steady is not None:
         states = sorted({node.get("status") or "unknown" for node in nodes.values()})
         j.state("imex.domain", here, steady, severity=Severity.WARNING, action=Action.RESTART_IMEX, certainty=0.8,
@@ -144,7 +143,7 @@ def _own_daemon(j: Judge, here: Component, node: Mapping[str, Any] | None) -> No
     if node is None or not node.get("status"):
         return
     lasts = j.lasts_s("imex.starting", here, node["status"] != "READY")
-    if node["status"] == "READY" or lasts >= STARTING_S:
+    if node["status"] == "READY" or lasts >= limits().imex.starting_s:
         j.state("imex.daemon", here, node["status"] != "READY", severity=Severity.WARNING, action=Action.RESTART_IMEX,
                 evidence=(f"status={node['status']}",), facts={"status": node["status"]},
                 summary=f"This node's IMEX daemon has been {node['status']} for {lasts:.0f} s.")
@@ -153,7 +152,7 @@ def _own_daemon(j: Judge, here: Component, node: Mapping[str, Any] | None) -> No
 def _slots(j: Judge, here: Component, ready: int, wanted: int | None, data: Data) -> None:
     if wanted is None or not data["nodes"]:
         return
-    steady = j.steady("imex.slots", here, ready < wanted, RUN)
+    steady = j.steady("imex.slots", here, ready < wanted, limits().imex.run)
     if steady is not None:
         j.state("imex.slots", here, steady, severity=Severity.WARNING, action=Action.INSPECT, suspect=Suspect.PEER, certainty=0.7,
                 facts={"ready": ready, "expected": wanted}, evidence=(f"ready={ready}", f"domain={data['domain']}"),

@@ -2,7 +2,7 @@
 
 This module exists so that a verdict about a rail can be tested without one. What always holds:
 
-* The thresholds and the rules of whom to judge stand in ``infiniband_policy``; nothing here is a number of its own.
+* Whom to judge stands in ``infiniband_policy``, every number in ``thresholds.toml``; nothing here is a number of its own.
 * A reading that stands ``alone`` (pasted text) has no past: what is down there is said at once, as a warning, never as fatal.
 * Memory is plain JSON values: one table per port, with when it was first seen active and what rose when.
 """
@@ -16,7 +16,8 @@ from typing import Any
 from probes import infiniband_policy as policy
 from probes.counters import note, rise, saturated
 from probes.infiniband_policy import Device, Rail, Wanted, rails
-from probes.judging import Judge
+from probes.judging import Judge, span
+from probes.thresholds import limits
 from sentinel.model import Action, Component, Finding, Reading, Severity, Suspect
 
 
@@ -64,7 +65,7 @@ def judge(reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any])
 
 def _state(j: Judge, rail: Rail, in_use: bool, was_active: bool, *, alone: bool) -> None:
     """``state``, ``phys_state`` and the subnet manager's LID, judged together."""
-    state, phys, c = rail.port.get("state"), rail.port.get("phys"), rail.where
+    state, phys, c, t = rail.port.get("state"), rail.port.get("phys"), rail.where, limits().infiniband
     if state is None and phys is None:
         return
     wish = not rail.up and _unwanted(rail)
@@ -74,7 +75,7 @@ def _state(j: Judge, rail: Rail, in_use: bool, was_active: bool, *, alone: bool)
     j.state("ib.port_disabled", c, wish, severity=severity, action=Action.NONE if severity is Severity.INFO else Action.INSPECT,
             evidence=rail.evidence(), summary=f"{rail.name} is switched off: by a person, or nobody wants it.")
 
-    patience = 0.0 if alone else policy.OUTAGE_S if was_active else policy.TRAIN_S
+    patience = 0.0 if alone else t.outage_s if was_active else t.training_s
     waited = j.lasts_s("ib.not_set_up", c, fabric)
     if not fabric or waited >= patience:
         no_manager = rail.port.get("sm_lid") in (0, 0xFFFF)
@@ -84,7 +85,7 @@ def _state(j: Judge, rail: Rail, in_use: bool, was_active: bool, *, alone: bool)
                         "the fabric's subnet manager, not this node.")
 
     seconds = j.lasts_s("ib.down", c, down)
-    there = down if alone else j.steady("ib.port_down", c, down, policy.DOWN_RUN)
+    there = down if alone else j.steady("ib.port_down", c, down, t.down_run)
     if there is None:
         return
     fatal = in_use and not alone and seconds >= patience
@@ -114,7 +115,8 @@ def _common_rates(found: Iterable[Rail]) -> dict[tuple[Any, ...], float]:
         if rail.up and rail.layer == "InfiniBand" and rail.port.get("rate_gbps"):
             seen.setdefault(_kind(rail), Counter())[rail.port["rate_gbps"]] += 1
     common = {kind: rates.most_common(1)[0] for kind, rates in seen.items()}
-    return {kind: rate for kind, (rate, times) in common.items() if times >= policy.SIBLINGS and 2 * times > seen[kind].total()}
+    enough = limits().infiniband.rate_siblings
+    return {kind: rate for kind, (rate, times) in common.items() if times >= enough and 2 * times > seen[kind].total()}
 
 
 def _rate(j: Judge, rail: Rail, own: dict[str, Any], wanted: float | None, *, alone: bool) -> None:
@@ -124,7 +126,7 @@ def _rate(j: Judge, rail: Rail, own: dict[str, Any], wanted: float | None, *, al
         return
     best = own["best"] = max(own.get("best", 0.0), rate)
     wanted = max(best, wanted or 0.0)
-    there = rate < wanted if alone else j.steady("ib.rate_low", rail.where, rate < wanted, policy.RATE_RUN)
+    there = rate < wanted if alone else j.steady("ib.rate_low", rail.where, rate < wanted, limits().infiniband.rate_run)
     if there is not None:
         j.state("ib.rate_low", rail.where, there, severity=Severity.WARNING, action=Action.INSPECT, evidence=rail.evidence(),
                 facts={"rate_gbps": rate, "wanted_gbps": wanted},
@@ -133,7 +135,7 @@ def _rate(j: Judge, rail: Rail, own: dict[str, Any], wanted: float | None, *, al
 
 def _hung(j: Judge, device: Device) -> None:
     seconds = device.get("hung_s")
-    if seconds is None or seconds >= policy.HUNG_S:
+    if seconds is None or seconds >= limits().infiniband.hung_s:
         j.state("ib.hung", Component(node=j.node, device=f"ib@{device['name']}"), seconds is not None, severity=Severity.WARNING,
                 action=Action.INSPECT, certainty=0.8, evidence=() if seconds is None else (f"hung_s={seconds:.0f}",),
                 summary=f"Reading {device['name']} from sysfs does not come back: its firmware or driver hangs.")
@@ -147,14 +149,14 @@ def _lost(j: Judge, devices: list[Device], found: list[Rail], memory: dict[str, 
     all_gone = bool(known) and not here & known and len(known) > 1
     if known:
         gone_s = j.lasts_s("ib.all_gone", Component(node=j.node), all_gone)
-        if not all_gone or gone_s >= policy.LOST_S:
+        if not all_gone or gone_s >= limits().infiniband.lost_s:
             j.state("ib.driver_gone", Component(node=j.node, device="ib"), all_gone, severity=Severity.WARNING,
                     action=Action.INSPECT, summary="All InfiniBand adapters have vanished at once: their driver is not loaded.")
     for name in sorted(known):
         c = Component(node=j.node, device=f"ib@{name}")
         missing = name not in here and not all_gone
         gone_s = j.lasts_s("ib.missing", c, missing)
-        if name in here or (missing and gone_s >= policy.LOST_S):
+        if name in here or (missing and gone_s >= limits().infiniband.lost_s):
             j.state("ib.device_lost", c, missing, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=0.8,
                     facts={"drain": "node"}, evidence=(f"absent from class/infiniband: {name}",),
                     summary=f"Adapter {name} had an active rail and is gone.")
@@ -166,7 +168,7 @@ def _count(j: Judge, found: list[Rail], wanted: int | None) -> None:
     counted = [r for r in found if r.layer == "InfiniBand"] or found
     here = sum(r.up or r.port.get("state") is None for r in counted)
     few_s = j.lasts_s("ib.few", Component(node=j.node), here < wanted)
-    if here >= wanted or few_s >= policy.OUTAGE_S:
+    if here >= wanted or few_s >= limits().infiniband.outage_s:
         j.state("ib.ports", Component(node=j.node), here < wanted, severity=Severity.WARNING, action=Action.INSPECT,
                 facts={"here": here, "expected": wanted}, evidence=(f"active={here}",),
                 summary=f"{here} rails are active; {wanted} are expected.")
@@ -183,43 +185,46 @@ def _flaps(j: Judge, rail: Rail, own: dict[str, Any], in_use: bool) -> None:
     rises = [r for r in (rise(own, "link_downed", counter), rise(own, "carrier", carrier)) if r is not None]
     if not rises:
         return
-    times, _ = note(own, "flaps", j.at, max(rises), policy.FLAPS_S)
-    fatal = in_use and times > policy.FLAPS_MOST
+    t = limits().infiniband
+    times, _ = note(own, "flaps", j.at, max(rises), t.flaps_window_s)
+    fatal = in_use and times > t.flaps_most
     j.state("ib.link_flapping", rail.where, times > 0, severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.INSPECT if times > 1 else Action.NONE, certainty=0.8, count=max(1, times),
             facts={"drain": "node" if fatal else "none", "times": times}, evidence=rail.evidence(f"link_downed={counter}"),
-            summary=f"{rail.name} lost its link {times} time{'s' if times > 1 else ''} in the last three hours.")
+            summary=f"{rail.name} lost its link {times} time{'s' if times > 1 else ''} in the last {span(t.flaps_window_s)}.")
 
 
 def _errors(j: Judge, rail: Rail, own: dict[str, Any], in_use: bool) -> None:
     values: dict[str, Any] = {**(rail.port.get("hw") or {}), **(rail.port.get("counters") or {})}
-    seconds = j.at - own.get("at", j.at)
+    seconds, t = j.at - own.get("at", j.at), limits().infiniband
     for limit in policy.LIMITS:
         value = values.get(limit.counter)
         rose = rise(own, limit.counter, value)
         if rose is None:
             continue
-        c, many = rail.where, 0.0
+        c, many, when = rail.where, 0.0, "a second"
         if limit.window_s:
-            many, _ = note(own, f"{limit.counter}.at", j.at, rose, limit.window_s)
-            there: bool | None = many > limit.most
+            window_s = limit.window_s(t)
+            many, _ = note(own, f"{limit.counter}.at", j.at, rose, window_s)
+            there: bool | None = many > limit.most(t)
+            when = f"in the last {span(window_s)}"
         elif seconds > 0:
             many = rose / seconds
-            there = _steady_rate(j, limit.check, limit.counter, c, many > limit.most)
+            there = _steady_rate(j, limit.check, limit.counter, c, many > limit.most(t))
         else:
             continue
         if there is not None:
             info = limit.severity is Severity.INFO
             j.state(limit.check, c, there, severity=limit.severity, action=Action.NONE if info else Action.INSPECT,
                     evidence=rail.evidence(f"{limit.counter}={value}"),
-                    summary=f"{rail.name}: {many:.0f} {limit.says} ({limit.counter}).")
+                    summary=f"{rail.name}: {many:.0f} {limit.says.format(when=when)} ({limit.counter}).")
     _integrity(j, rail, own, values, in_use)
 
 
 def _steady_rate(j: Judge, check: str, counter: str, c: Component, holds: bool) -> bool | None:
     """As Judge.steady, counted for each counter, since two of them may share a check."""
     seen = j.run(f"{check}.{counter}", c, holds)
-    return holds if not holds or seen >= policy.ERROR_RUN else True if j.was(check, c) else None
+    return holds if not holds or seen >= limits().infiniband.error_run else True if j.was(check, c) else None
 
 
 def _integrity(j: Judge, rail: Rail, own: dict[str, Any], values: Mapping[str, Any], in_use: bool) -> None:
@@ -227,12 +232,14 @@ def _integrity(j: Judge, rail: Rail, own: dict[str, Any], values: Mapping[str, A
     measured = [r for r in rises if r is not None]
     if not measured:
         return
-    many, times = note(own, "integrity", j.at, sum(measured), policy.REPEATS_S)
-    fatal = in_use and times >= policy.REPEATS
+    t = limits().infiniband
+    many, times = note(own, "integrity", j.at, sum(measured), t.integrity_window_s)
+    fatal = in_use and times >= t.integrity_repeats
     j.state("ib.link_integrity", rail.where, many > 0, severity=Severity.FATAL if fatal else Severity.WARNING,
             action=Action.INSPECT, certainty=0.8, count=max(1, many), facts={"drain": "node" if fatal else "none"},
             evidence=rail.evidence(*(f"{n}={values[n]}" for n in policy.INTEGRITY if values.get(n) is not None)),
-            summary=f"{rail.name}: local link errors passed the port's own threshold {many} times in the last hour.")
+            summary=f"{rail.name}: local link errors passed the port's own threshold {many} times "
+                    f"in the last {span(t.integrity_window_s)}.")
 
 
 def _saturation(j: Judge, rail: Rail) -> None:
@@ -251,7 +258,7 @@ def _bit_errors(j: Judge, rail: Rail) -> None:
     """Errors after correction, where a tool measured them. Raw ones are normal."""
     rates = {k: v for k, v in (rail.port.get("ber") or {}).items() if v is not None}
     if rates:
-        j.state("ib.bit_errors", rail.where, max(rates.values()) > policy.BER_MOST, severity=Severity.WARNING,
+        j.state("ib.bit_errors", rail.where, max(rates.values()) > limits().infiniband.effective_ber, severity=Severity.WARNING,
                 action=Action.INSPECT, evidence=rail.evidence(*(f"{k}_ber={v:g}" for k, v in rates.items())),
                 summary=f"{rail.name}: {max(rates.values()):g} of its bits stay wrong after correction.")
 
@@ -263,9 +270,9 @@ def _temperature(j: Judge, device: Device, *, alone: bool) -> None:
     if not sensors:
         return
     c = Component(node=j.node, device=f"ib@{device['name']}")
-    slack = policy.COOL_C if j.was("ib.hot", c) else 0.0
+    slack = limits().infiniband.cool_c if j.was("ib.hot", c) else 0.0
     hot = {k: v for k, v in sensors.items() if v[0] >= v[1] - slack}
-    there = bool(hot) if alone else j.steady("ib.hot", c, bool(hot), policy.HOT_RUN)
+    there = bool(hot) if alone else j.steady("ib.hot", c, bool(hot), limits().infiniband.hot_run)
     if there is not None:
         j.state("ib.hot", c, there, severity=Severity.WARNING, action=Action.INSPECT,
                 evidence=tuple(f"{k}={now:g}°C, at most {most:g}" for k, (now, most) in hot.items())[:8],

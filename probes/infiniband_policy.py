@@ -1,7 +1,7 @@
-"""When a port of InfiniBand or RoCE is judged, and against which numbers: the one table of thresholds, each with its source.
+"""When a port of InfiniBand or RoCE is judged, by which of its counters, and what its states are called.
 
-This module exists so that a site can read and dispute every number in one place; ``infiniband_findings`` uses them. What
-always holds:
+This module exists so that whom to judge can be read apart from the judging, which is ``infiniband_findings``; the numbers are
+in ``thresholds.toml``. What always holds:
 
 * ``None`` yields no finding. A port that nobody expects and that was never seen active is unused, not down; so are virtual
   functions, BlueField, the way to the default route, and what the site told us to ignore.
@@ -17,25 +17,12 @@ leptonai/gpud, the InfiniBand architecture's PortCounters with the kernel's widt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from probes import ProbeError
+from probes.thresholds import Infiniband
 from sentinel.model import Component, Severity
-
-# -- thresholds ---------------------------------------------------------------------------------------------------------------
-
-DOWN_RUN = 2  # readings in a row before a port is down: one may fall into a retraining (judgement)
-OUTAGE_S = 30.0  # HV GB200: an outage of 30 s or more is CRITICAL; gpud waits for 4 min
-TRAIN_S = 300.0  # a port that was never up since we look: boot, cable training, the subnet manager's sweep (judgement)
-LOST_S = 60.0  # an adapter that vanished: a driver reload takes less (judgement)
-HUNG_S = 60.0  # a command to mlx5 firmware times out after 60 s (MLX5_CMD_TIMEOUT_MSEC)
-FLAPS_MOST, FLAPS_S = 3, 3 * 3600.0  # Azure: link_downed > 3 in 3 h is an error; NVS is fatal at the first
-REPEATS, REPEATS_S = 3, 3600.0  # NVS: what is not fatal escalates at 3 in 1 h on the same port
-RATE_RUN, ERROR_RUN, HOT_RUN = 3, 3, 3  # samples in a row (judgement)
-COOL_C = 5.0  # hysteresis (judgement)
-BER_MOST = 1e-12  # ibdiagnet's default and NVS, of what FEC could not mend; raw errors are normal with PAM4
-SIBLINGS = 3  # this many alike ports agree on a rate before one that is slower stands out (judgement)
 
 BLUEFIELD = ("MT41682", "MT41686", "MT41692")  # BlueField 1, 2, 3: the DPU's own uplink, not a rail (hca_type)
 
@@ -47,31 +34,37 @@ WATCHED = {
 WATCHED_HW = {  # hw_counters/: 64 bits; all of them congestion, a receiver's software, or a peer that died
     "roce_slow_restart": 64, "local_ack_timeout_err": 64, "rnr_nak_retry_err": 64, "out_of_buffer": 64, "packet_seq_err": 64,
 }
-INTEGRITY = ("local_link_integrity_errors", "excessive_buffer_overrun_errors")  # NVS: any rise is fatal; here the third in 1 h
+INTEGRITY = ("local_link_integrity_errors", "excessive_buffer_overrun_errors")  # NVS: any rise is fatal; here one that repeats
 
 CONGESTION = frozenset({"port_xmit_discards", "port_xmit_wait"})
 
 
 class Limit(NamedTuple):
-    """More than ``most`` of a counter within ``window_s``; with ``window_s`` 0: per second, in ERROR_RUN readings in a row."""
+    """More than ``most`` of a counter within ``window_s``; without a window: per second, in ``error_run`` readings in a row.
+
+    ``says``: what they are; ``{when}`` becomes the window, or "a second".
+    """
 
     check: str
     counter: str
-    most: int
-    window_s: float
     says: str
+    most: Callable[[Infiniband], float]
+    window_s: Callable[[Infiniband], float] | None = None
     severity: Severity = Severity.WARNING
 
 
 LIMITS = (
-    Limit("ib.symbol_errors", "symbol_error", 120, 3600.0, "symbol errors in the last hour"),  # NVS and IBTA: 1e-12 is 120/h
-    Limit("ib.link_recovery", "link_error_recovery", 5, 60.0, "link recoveries in the last minute"),  # NVS: > 5/min
-    Limit("ib.receive_errors", "port_rcv_errors", 10, 0.0, "receive errors a second"),  # NVS: > 10/s
+    Limit("ib.symbol_errors", "symbol_error", "symbol errors {when}",
+          lambda t: t.symbol_errors_most, lambda t: t.symbol_errors_window_s),
+    Limit("ib.link_recovery", "link_error_recovery", "link recoveries {when}",
+          lambda t: t.link_recoveries_most, lambda t: t.link_recoveries_window_s),
+    Limit("ib.receive_errors", "port_rcv_errors", "receive errors {when}", lambda t: t.receive_errors_per_s),
     # Not faults: on record, so that a slow engine finds its reason here.
-    Limit("ib.congestion", "port_xmit_discards", 100, 0.0, "discarded packets a second", Severity.INFO),  # NVS: > 100/s
-    Limit("ib.congestion", "roce_slow_restart", 10, 0.0, "slow restarts a second", Severity.INFO),  # NVS: > 10/s
-    Limit("ib.peer_timeouts", "local_ack_timeout_err", 1, 0.0, "acknowledgements a second that did not come", Severity.INFO),
-)
+    Limit("ib.congestion", "port_xmit_discards", "discarded packets {when}", lambda t: t.discards_per_s, None, Severity.INFO),
+    Limit("ib.congestion", "roce_slow_restart", "slow restarts {when}", lambda t: t.slow_restarts_per_s, None, Severity.INFO),
+    Limit("ib.peer_timeouts", "local_ack_timeout_err", "acknowledgements {when} that did not come",
+          lambda t: t.missing_acks_per_s, None, Severity.INFO),
+)  # fmt: skip
 
 DOWN, INIT, ARMED, ACTIVE, DEFER = 1, 2, 3, 4, 5  # enum ib_port_state
 SLEEP, POLLING, DISABLED, TRAINING, LINK_UP, RECOVERY, TEST = 1, 2, 3, 4, 5, 6, 7  # enum ib_port_phys_state

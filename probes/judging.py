@@ -72,3 +72,11 @@ class Judge:
         if not holds or seen >= needed:
             return holds
         return True if self.was(check, component) else None
+
+
+def span(seconds: float) -> str:
+    """A length of time for "in the last …": ``minute``, ``3 hours``, ``45 seconds``."""
+    for unit, name in ((3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= unit and not seconds % unit:
+            return name if seconds == unit else f"{seconds / unit:g} {name}s"
+    return f"{seconds:g} seconds"

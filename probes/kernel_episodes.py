@@ -16,13 +16,11 @@ import msgspec
 
 from probes import ProbeError
 from probes.kernel_findings import Place, finding, signature
+from probes.thresholds import limits
 from probes.xid import FallenLine, XidLine, read_line
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Kind, Reading, Severity, Suspect
 
-EPISODE_S = 5.0
 EPISODES = 512  # open at once; past it the oldest is closed early
-LATE_S = 60.0  # a finding older than this when it is read says so: found on a first start, or after a long stop
-REMEMBER_S = 3600.0  # how long a GPU's codes are remembered to recognise an echo
 REMEMBER_GPUS = 64
 
 
@@ -30,7 +28,7 @@ def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     """Judge one reading; pure. ``memory``: open episodes and what each GPU said lately. Raises ProbeError on another format."""
     if reading.format != READING_FORMAT:
         raise ProbeError(f"kernel_log: a reading of format {reading.format} is not known here; wanted {READING_FORMAT}")
-    data = reading.data
+    data, t = reading.data, limits().kernel_log
     if memory.get("boot", reading.boot_id) != reading.boot_id:
         memory.clear()  # seconds since another boot
     memory["boot"] = reading.boot_id
@@ -46,19 +44,19 @@ def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
         count, _, last_usec = data.get("repeats", {}).get(str(seq), (0, seq, usec))
         age, last = _age_s(reading, usec), last_usec / 1e6
         pci = line.pci if isinstance(line, XidLine | FallenLine) else None
-        before = {int(c): ago for c, t in said.get(pci or "", {}).items() if (ago := usec / 1e6 - t) <= REMEMBER_S}
+        before = {int(c): ago for c, s in said.get(pci or "", {}).items() if (ago := usec / 1e6 - s) <= t.remember_s}
         # Where the host does not say its boot, the time since then keeps occurrences of two boots apart.
         name = f"{reading.node}:{reading.boot_id or f'@{usec}'}:{seq}"
         place = Place(reading.node, name, reading.at - age, before, batch.get(pci or "", frozenset()))
         mark = signature(line)
         episode = episodes.get(mark)
         new = finding(line, text, place)
-        if age > LATE_S:
+        if age > t.late_s:
             new.facts["late_s"] = round(age)
         if last_usec < (data.get("history_usec") or 0):
             # Once and over, whatever it said: standing advice of that time would keep the same advice of today from being news.
             new = msgspec.structs.replace(new, kind=Kind.EVENT, facts={**new.facts, "history": True})
-        if episode is not None and abs(usec / 1e6 - episode["last"]) <= EPISODE_S:
+        if episode is not None and abs(usec / 1e6 - episode["last"]) <= t.episode_s:
             held = msgspec.convert(episode["finding"], Finding)
             merged, worse = _merge(held, new, 1 + count)
             episode["last"] = max(episode["last"], last)
@@ -81,12 +79,12 @@ def assess(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
 
 
 def _counts(episodes: dict[str, Any], now: float) -> list[Finding]:
-    """Counts that have grown since they were told: when the episode is over, or every five seconds of a long one."""
-    due = []
+    """Counts that have grown since they were told: when the episode is over, or as often during a long one."""
+    due, episode_s = [], limits().kernel_log.episode_s
     for mark in list(episodes):
         episode = episodes[mark]
-        over = now - episode["read_at"] > EPISODE_S or len(episodes) > EPISODES
-        if episode["finding"].get("count", 1) > episode["told"] and (over or now - episode["told_at"] >= EPISODE_S):
+        over = now - episode["read_at"] > episode_s or len(episodes) > EPISODES
+        if episode["finding"].get("count", 1) > episode["told"] and (over or now - episode["told_at"] >= episode_s):
             due.append(msgspec.convert(episode["finding"], Finding))
             episode["told"], episode["told_at"] = episode["finding"]["count"], now
         if over:

@@ -19,10 +19,10 @@ import msgspec
 
 from probes import nvlink5
 from probes.catalog import Judgement, buckets, recoveries, sxids, xids
+from probes.thresholds import limits
 from probes.xid import DriverLine, FallenLine, Line, SxidLine, Unreadable, XidLine
 from sentinel.model import Action, Component, Finding, Kind, Severity, Suspect, gpu_component
 
-ECHO_S = 60.0  # a channel teardown this soon after another Xid of the same GPU is that one's echo
 EVIDENCE_CHARS = 400
 
 _RESET = re.compile(r"\bRST: (Yes|No)(?:, D-RST: (Yes|No))?")
@@ -145,7 +145,8 @@ def _xid(line: XidLine, evidence: tuple[str, ...], place: Place) -> Finding:
 def _teardown(line: XidLine, judged: Judgement, says: str, facts: dict[str, Any], place: Place) -> tuple[Judgement, str]:
     """Xid 45 is an echo: of a fault of this GPU, of a peer's, or of a process that was killed."""
     cause = _cause(line.body)
-    earlier = {c: ago for c, ago in place.before.items() if c not in (45, 154) and ago <= ECHO_S}
+    echo_s = limits().kernel_log.echo_s
+    earlier = {c: ago for c, ago in place.before.items() if c not in (45, 154) and ago <= echo_s}
     if cause is not None:
         facts["caused_by"] = cause
         if cause not in place.before and cause not in place.came_with:

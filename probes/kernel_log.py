@@ -6,10 +6,10 @@ carry a number, and a hung driver answers nothing, while the log goes on. What a
 * Facility ``kern`` only. What user space writes, into /dev/kmsg too, is counted and can raise nothing.
 * The cursor (last sequence number and boot id, ``probes.cursor``) moves in ``commit`` alone, after what was found is safe. With
   one, everything unseen is acted on, however old; on another boot, or with one that this log never reached, reading starts over.
-* Without one (the first start on a node) what is older than ``LOOK_BACK_S`` at the first look is history: found and recorded
+* Without one (the first start on a node) what is older than ``look_back_s`` at the first look is history: found and recorded
   with ``facts["history"]``, as an event, and acted on by nobody. Much may have been repaired since.
 * Memory is bounded: a batch per read, repeats folded in the reading, and a bounded table of open episodes.
-* Lines with one signature (GPU, code, detail) less than five seconds apart are one occurrence: its first line is a finding
+* Lines with one signature (GPU, code, detail) no more than ``episode_s`` apart are one occurrence: its first line is a finding
   at once, the count follows under the same id. A line that makes it worse is a finding of its own.
 * Lost records, user-space lines, and garbage are counted in the reading; what was lost is a finding about the monitor.
 
@@ -33,17 +33,14 @@ from typing import Any
 
 from probes import Context, ProbeError
 from probes.cursor import Cursor
-from probes.kernel_episodes import EPISODE_S, assess
+from probes.kernel_episodes import assess
 from probes.kmsg import Source, read_head, text_of
+from probes.thresholds import limits
 from probes.xid import of_interest
 from sentinel.model import Finding, Reading
 
 BATCH_RECORDS = 4096
 BATCH_CHARS = 1 << 20  # of text kept
-# How old a line may be at the first look ever and still be news. NVSentinel looks back two hours after a boot; ten minutes do
-# here, because a fault that is still there shows in what the driver, links and workers say now, and one that was repaired does not.
-LOOK_BACK_S = 600.0
-
 
 OPTIONS = frozenset({"enabled", "interval", "fd"})
 
@@ -108,8 +105,8 @@ class KernelLogProbe:
             raise ProbeError(f"{self._context.kmsg}: the kernel log cannot be read: {error.strerror or error}") from None
 
     def _look_back(self, known: bool) -> None:
-        """Decide from which line on the log is news."""
-        self._history_usec = None if known else max(0, int((self._uptime() - LOOK_BACK_S) * 1e6))
+        """Decide from which line on the log is news: what is still wrong shows in what driver, links and workers say now, too."""
+        self._history_usec = None if known else max(0, int((self._uptime() - limits().kernel_log.look_back_s) * 1e6))
 
     def _batch(self) -> Reading:
         records: list[list[Any]] = []
@@ -117,6 +114,7 @@ class KernelLogProbe:
         seen: dict[bytes, tuple[int, int]] = {}  # text → (seq of its record in this batch, usec of its last repeat)
         lines = chars = lost = malformed = user_space = 0
         overruns, oversized = self._source.overruns, self._source.oversized
+        episode_usec = limits().kernel_log.episode_s * 1e6
         take, last_seq, upto = self._source.take, self._last, self._upto
         while lines < BATCH_RECORDS and chars < BATCH_CHARS:
             raw = take()
@@ -148,7 +146,7 @@ class KernelLogProbe:
                 continue
             usec, body = int(head[3]), raw[head.end():]
             first, last = seen.get(body, (-1, 0))
-            if first >= 0 and usec - last <= EPISODE_S * 1e6:
+            if first >= 0 and usec - last <= episode_usec:
                 repeat = repeats.setdefault(str(first), [0, seq, usec])
                 repeat[:] = repeat[0] + 1, seq, usec
             else:

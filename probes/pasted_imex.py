@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from probes import imex
-from probes.imex_policy import RUN
 from probes.imex_text import parse
+from probes.thresholds import limits
 from sentinel.model import Finding, Reading
 
 
@@ -27,6 +27,6 @@ def read(text: str, node: str) -> Iterator[Reading]:
 
 def judge(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     findings: list[Finding] = []
-    for look in range(RUN):
+    for look in range(limits().imex.run):
         findings = imex.assess(msgspec.structs.replace(reading, at=reading.at + look), memory, {})
     return [msgspec.structs.replace(f, facts={**f.facts, "drain": "none"}) for f in findings if f.present]

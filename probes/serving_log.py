@@ -22,19 +22,14 @@ from typing import Any, NamedTuple
 
 from probes import serving_rates
 from probes.serving_lines import ANY, ServingKind, kinds
+from probes.thresholds import limits
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
-LEASE_S = 10.0  # Dynamo: etcd lease ETCD_LEASE_TTL and the file registry's TTL, both 10 s by default
-ECHO_S = 1200.0  # NCCL's watchdog speaks 600 s after the fault (torch default), vLLM's RPC 300 s; twice the longer one
-STOP_S = 900.0  # Dynamo waits DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS (900 s) for work in flight
-MOVED = 3  # streams moved away from one worker before it is suspected (judgement)
-STORM, STORM_S = 10, 60.0  # preemptions within a minute (judgement)
 WR_FLUSH_ERR = "5"  # ibv_wc_status of libibverbs: flushed because the queue pair had failed before
 
 _PEOPLE = ("noise", "context")
 _CAUSES = ("engine", "cuda", "collective", "kv_transfer")
 _TRACEBACKS = ("engine_dead", "engine_start_failed", "worker_exception")  # printed first, their cause at the traceback's end
-TRACEBACK_LINES = 200
 _SHOWN = 8
 _DERIVED = ("engine_zombie", "crash_exit_zero")  # what the server did after its engine's end
 _EXITS = {
@@ -156,6 +151,7 @@ def _note(h: Happening) -> str:
 
 def _together(happened: list[Happening]) -> list[Happening]:
     """Add what only several lines say; what has grown into something worse is replaced by it."""
+    t = limits().serving_log
     found = {(h.kind, h.where): h for h in happened}
 
     def first(where: str, *names: str) -> Happening | None:
@@ -186,15 +182,16 @@ def _together(happened: list[Happening]) -> list[Happening]:
         if (port := first(where, "nccl_port")) and (back := first(where, "peer_port_back")) and back.last_line > port.last_line:
             found["nccl_port", where] = replace(port, note="it came back: a flap")
     stale = found.get(("registry_stale", "router"))
-    if stale and stale.at is not None and stale.last_at is not None and stale.last_at - stale.at > LEASE_S:
+    if stale and stale.at is not None and stale.last_at is not None and stale.last_at - stale.at > t.lease_s:
         del found["registry_stale", "router"]
         found["registry_dead", "router"] = replace(stale, kind="registry_dead", note=f"for {stale.last_at - stale.at:.0f} s")
     moved = found.get(("migration", "router"))
-    if moved and moved.count >= MOVED and len(moved.facts.get("worker", ())) == 1:
+    if moved and moved.count >= t.moved_streams and len(moved.facts.get("worker", ())) == 1:
         found["migration_source", "router"] = replace(moved, kind="migration_source")
     for (kind, where), h in list(found.items()):
         span = (h.last_at - h.at) if h.at is not None and h.last_at is not None else None
-        if kind == "kv_preempted" and h.count >= STORM and (span is None or h.count * STORM_S >= STORM * span):
+        often = span is None or h.count * t.preemptions_window_s >= t.preemptions * span
+        if kind == "kv_preempted" and h.count >= t.preemptions and often:
             found["preempt_storm", where] = replace(found.pop((kind, where)), kind="preempt_storm")
     return sorted(found.values(), key=lambda h: h.line)
 
@@ -205,7 +202,7 @@ def _ends_engine(kind: ServingKind) -> bool:
 
 def _cause(h: Happening, faults: list[Happening]) -> Happening | None:
     """The happening that explains this one: what ends its traceback, else the first that fits."""
-    kind = kinds()[h.kind]
+    kind, t = kinds()[h.kind], limits().serving_log
     found: Happening | None = None
     for other in faults:
         by = kinds()[other.kind]
@@ -215,11 +212,11 @@ def _cause(h: Happening, faults: list[Happening]) -> Happening | None:
         if other.where != h.where and by.family not in ("collective", "kv_transfer"):
             continue
         ordered = not named or (kind.severity is Severity.FATAL and kind.family != "kv_transfer")
-        below = h.kind in _TRACEBACKS and 0 < other.line - h.line <= TRACEBACK_LINES and _ends_traceback(by)
+        below = h.kind in _TRACEBACKS and 0 < other.line - h.line <= t.traceback_lines and _ends_traceback(by)
         if ordered and not other.line < h.line and not below:
             continue
         apart = h.at - other.at if h.clock == other.clock and h.at is not None and other.at is not None else 0.0
-        if abs(apart) > ECHO_S:
+        if abs(apart) > t.echo_s:
             continue
         if below:
             return other
@@ -258,9 +255,9 @@ def _stopping(h: Happening, stops: dict[str, Happening]) -> bool:
     kind = kinds()[h.kind]
     if not kind.stop or kind.family in _PEOPLE:
         return False
-    shared = kind.family in ("kv_transfer", "collective", "router")
+    shared, stop_s = kind.family in ("kv_transfer", "collective", "router"), limits().serving_log.stop_s
     for stop in stops.values():
-        late = h.clock == stop.clock and h.at is not None and stop.at is not None and h.at - stop.at > STOP_S
+        late = h.clock == stop.clock and h.at is not None and stop.at is not None and h.at - stop.at > stop_s
         over = stop.last_line and h.line > stop.last_line
         if (shared or stop.where == h.where) and stop.line <= h.line and not late and not over:
             return True

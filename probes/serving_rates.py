@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-REPORT_S = 10.0  # VLLM_LOG_STATS_INTERVAL's default: what lies between two reports without stamps
-STALL_S = 60.0  # a chunk of prefill or a compilation ends well within a minute (judgement; vllm#46611, #48752 hang for minutes)
-GROWING, GROWN = 7, 10  # reports in a row whose queue is longer each time: a minute; and by this much in all (judgement)
+from probes.thresholds import limits
 
 
 def happenings(data: dict[str, Any], names: dict[str, str], memory: dict[str, Any], make: Any) -> list[Any]:
@@ -47,6 +45,7 @@ def _idle_handed(sample: list[Any]) -> bool:
 
 
 def _stall(samples: list[list[Any]], where: str, key: str, wait: list[Any] | None, memory: dict[str, Any]) -> Said:
+    t = limits().serving_log
     runs: dict[str, list[Any]] = memory.setdefault("stalls", {})
     run = runs.get(key)  # [clock, at, reports, any running]
     longest: tuple[float, list[Any], bool] | None = None
@@ -57,8 +56,8 @@ def _stall(samples: list[list[Any]], where: str, key: str, wait: list[Any] | Non
         run = [sample[3], sample[4], 0, False] if run is None or run[0] != sample[3] else run
         run[2] += 1
         run[3] = run[3] or bool(sample[7])
-        lasted = run[2] * REPORT_S if run[1] is None or sample[4] is None else sample[4] - run[1] + REPORT_S
-        if lasted >= STALL_S and run[2] > 1:
+        lasted = run[2] * t.report_s if run[1] is None or sample[4] is None else sample[4] - run[1] + t.report_s
+        if lasted >= t.stall_s and run[2] > 1:
             longest = (lasted, sample, run[3])
     if run is None:
         runs.pop(key, None)
@@ -66,7 +65,7 @@ def _stall(samples: list[list[Any]], where: str, key: str, wait: list[Any] | Non
         runs[key] = run
     last = samples[-1]
     if run is not None and longest is None and wait is not None and wait[7] >= last[2]:
-        longest = (STALL_S, last, run[3])  # its own ranks, or a request, have waited for it
+        longest = (t.stall_s, last, run[3])  # its own ranks, or a request, have waited for it
     if longest is None:
         return []
     lasted, sample, running = longest
@@ -76,11 +75,12 @@ def _stall(samples: list[list[Any]], where: str, key: str, wait: list[Any] | Non
 
 
 def _queue(samples: list[list[Any]]) -> Said:
+    t = limits().serving_log
     run: list[list[Any]] = []
     for sample in samples:
         longer = bool(run) and sample[8] is not None and sample[8] > run[-1][8]
         run = [*run, sample] if longer else [sample] if sample[8] is not None else []
-    if len(run) >= GROWING and run[-1][8] - run[0][8] >= GROWN:
+    if len(run) >= t.growing_reports and run[-1][8] - run[0][8] >= t.growing_requests:
         return [("queue_growing", run[-1], f"from {run[0][8]:.0f} to {run[-1][8]:.0f}", {})]
     return []
 

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sentinel.model import Action, Severity, Suspect
+import msgspec
 
-LIMITS = ("stall_s", "warmup_s", "idle_s", "canary_again_s")
+from probes.thresholds import limits as thresholds
+from sentinel.model import Action, Severity, Suspect
 
 Seen = Mapping[str, Any]
 State = dict[str, Any]
@@ -33,6 +34,11 @@ class Verdict:
     certainty: float = 1.0
     summary: str = ""
     evidence: tuple[str, ...] = ()
+
+
+def by(own: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that a worker is judged by: the thresholds (``[worker]``), under what the probe's own options say."""
+    return {**msgspec.structs.asdict(thresholds().worker), **own}
 
 
 def who(seen: Seen) -> list[Any]:
@@ -115,8 +121,9 @@ def wants_token(state: State, limits: Mapping[str, float]) -> bool:
         return asked is None or asked <= since or state["at"] - asked >= limits["canary_again_s"]
     if not idle(state, limits):
         return False
-    # An idle engine has only this one witness, so a first failure is checked at once.
-    return asked is None or state["failed"] == 1 or state["at"] - asked >= max(limits["idle_s"], limits["canary_again_s"])
+    # An idle engine has only this one witness, so a failure is checked at once.
+    in_doubt = 0 < state["failed"] < limits["idle_unanswered"]
+    return asked is None or in_doubt or state["at"] - asked >= max(limits["idle_s"], limits["canary_again_s"])
 
 
 def judge(seen: Seen, state: State, limits: Mapping[str, float]) -> list[Verdict]:
@@ -150,7 +157,7 @@ def judge(seen: Seen, state: State, limits: Mapping[str, float]) -> list[Verdict
                                 summary=f"{why}, and a request of one token got no answer", evidence=evidence))  # fmt: skip
     elif health["how"] == "answered" and seen.get("ranks"):
         said.append(Verdict("worker.stalled", False))
-        if idle(state, limits) and state["failed"] > 1:
+        if idle(state, limits) and state["failed"] >= limits["idle_unanswered"]:
             why = f"is idle and left {state['failed']} requests of one token unanswered"
             said.append(Verdict("worker.frozen", True, Severity.FATAL, Action.RESTART_WORKER, certainty=0.95,
                                 summary=why, evidence=evidence))  # fmt: skip

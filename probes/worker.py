@@ -26,26 +26,26 @@ import msgspec
 from probes import Context, ProbeError, engine, processes, standing
 from probes.engine import Metrics, Token
 from probes.processes import Serving
+from probes.thresholds import Worker
 from sentinel.model import Component, Finding, Reading
 
 FORMAT = 1
 DRIVER_PATIENCE_S = 1.0
-FORGET_S = 600.0  # a worker that was only ever found by its process is forgotten this long after it ended
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The probe's table of the configuration; times in seconds."""
+    """The probe's table of the configuration; times in seconds. Those that may be None outrank ``[worker]`` of the thresholds."""
 
     workers: tuple[Target, ...] = ()
     scan: bool = True  # also look for serving processes in /proc
     scan_s: float = 30.0  # it reads every command line of the node; a worker that ended is noticed at once
     frontend: str = ""  # a Dynamo frontend, for requests pinned to one worker
-    deadline_s: float = 2.0  # of one look at /health or /metrics
-    stall_s: float = 10.0
-    warmup_s: float = 120.0  # instead of stall_s until its first token: kernels are compiled on first use
-    idle_s: float = 30.0  # an idle engine that froze shows no running request, so it is asked this often; 0: never
-    canary_s: float = 5.0  # how long one token may take
-    canary_again_s: float = 30.0  # between two requests to a worker that stands still
+    deadline_s: float | None = None
+    stall_s: float | None = None
+    warmup_s: float | None = None
+    idle_s: float | None = None
+    canary_s: float | None = None
+    canary_again_s: float | None = None
     interval: Any = None  # the runner's, read there
     enabled: Any = None
 
@@ -84,7 +84,9 @@ class WorkerProbe:
                 raise ProbeError(
                     f'agent.probes.worker.workers: {t.name!r} needs engine "vllm" with url, or "dynamo" with system_url, as http://host:port'
                 )
-        self._limits = {k: getattr(self._options, k) for k in standing.LIMITS}
+        options = msgspec.structs.asdict(self._options)
+        self._own = {k: v for k in Worker.__struct_fields__ if (v := options.get(k)) is not None}
+        self._by = standing.by(self._own)
         self._context, self._clock, self._mono = context, clock, mono
         self._session: aiohttp.ClientSession | None = None
         self._found: dict[str, tuple[Serving, float]] = {}  # label → process, when it was last there
@@ -94,6 +96,7 @@ class WorkerProbe:
         self._states: dict[str, dict[str, Any]] = {}
 
     async def read(self) -> Reading:
+        self._by = standing.by(self._own)
         await self._scan()
         mine = {label: s for label, (s, _) in self._found.items()}
         looks = []
@@ -107,7 +110,7 @@ class WorkerProbe:
             looks.append(self._look(label, found, s))
         workers = await asyncio.gather(*looks)
         self._states = {w["label"]: standing.fold(self._states.get(w["label"], {}), w) for w in workers}
-        data = {"workers": workers, "limits": self._limits}
+        data = {"workers": workers, "limits": self._own}  # the thresholds are those of whoever judges
         return Reading(probe=self.name, node=self._context.node, at=self._clock(), format=FORMAT, data=data)
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
@@ -117,7 +120,7 @@ class WorkerProbe:
         findings: list[Finding] = []
         states: dict[str, Any] = memory.setdefault("states", {})
         told: dict[str, dict[str, list[Any]]] = memory.setdefault("told", {})  # label → check → [present, since]
-        limits = reading.data["limits"]
+        limits = standing.by(reading.data["limits"])
         labels = set()
         for seen in reading.data["workers"]:
             label = seen["label"]
@@ -178,7 +181,7 @@ class WorkerProbe:
         await self._ask_driver()
         for s in there:
             self._found[f"{s.engine}-{s.port or s.pid}"] = (s, now)
-        self._found = {k: (s, at) for k, (s, at) in self._found.items() if now - at < FORGET_S}
+        self._found = {k: (s, at) for k, (s, at) in self._found.items() if now - at < self._by["forget_s"]}
 
     async def _ask_driver(self) -> None:
         """Take the driver's own list of compute processes: it counts contexts, where open files count what may be seen.
@@ -221,7 +224,7 @@ class WorkerProbe:
         await self._measure(seen, target)
         before = self._states.get(label, {})
         state = standing.fold(before, seen)
-        if standing.wants_token(state, self._limits):
+        if standing.wants_token(state, self._by):
             token = await self._token(target, state["instance"])
             if token:
                 await self._measure(seen, target)  # what moved while the token was awaited counts too
@@ -232,7 +235,7 @@ class WorkerProbe:
         return seen
 
     async def _measure(self, seen: dict[str, Any], target: Target) -> None:
-        session, deadline = self._http(), self._options.deadline_s
+        session, deadline = self._http(), self._by["deadline_s"]
         health, text = await asyncio.gather(
             engine.ask(session, "GET", f"{target.looks}/health", deadline_s=deadline, limit=65536),
             engine.ask(session, "GET", f"{target.looks}/metrics", deadline_s=deadline),
@@ -252,13 +255,13 @@ class WorkerProbe:
 
     async def _token(self, target: Target, instance: str) -> Token | None:
         if target.engine == "vllm":
-            return await engine.one_token(self._http(), target.url, deadline_s=self._options.canary_s, model=target.model)
+            return await engine.one_token(self._http(), target.url, deadline_s=self._by["canary_s"], model=target.model)
         if not self._options.frontend or not instance:
             return None
         return await engine.one_token(
             self._http(),
             self._options.frontend,
-            deadline_s=self._options.canary_s,
+            deadline_s=self._by["canary_s"],
             model=target.model,
             instance=instance,
             role=target.role,

@@ -213,7 +213,7 @@ def _files(s: Settings) -> list[tuple[str, Path | None]]:
         ("paging.webhook_token_file", s.paging.webhook_token_file),
     ]
     if s.agent:
-        files += [("agent.token_file", s.agent.token_file), ("agent.ca_file", s.agent.ca_file)]
+        files += [(f"agent.{k}", getattr(s.agent, k)) for k in ("token_file", "ca_file", "thresholds")]
     if s.controller:
         c = s.controller
         files += [(f"controller.{k}", getattr(c, k)) for k in ("tls_cert", "tls_key", "node_tokens", "operator_tokens", "policy")]

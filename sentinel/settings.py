@@ -45,6 +45,7 @@ class AgentSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     proc: Path = Path("/proc")
     kmsg: Path = Path("/dev/kmsg")
     probes: dict[str, dict[str, Any]] = {}  # name → {enabled = true, interval = "5s", … the probe's own options}
+    thresholds: Path | None = None  # the numbers of probes/thresholds.toml that this site changes
     expected: dict[str, Any] = {}  # what a healthy node looks like: gpus = 4, nvlinks = 18, driver = "580.159.04"
     actions: dict[str, tuple[str, ...]] = {}  # allow-list: action → argument vector with {placeholders}; empty: none allowed
 

@@ -20,10 +20,11 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from probes import Probe, ProbeError
+from probes.thresholds import use
 from sentinel.agent.assembly import Agent
 from sentinel.agent.driver import ChildDriver
 from sentinel.agent.heap import settle
-from sentinel.agent.probing import load_probes
+from sentinel.agent.probing import load_probes, thresholds
 from sentinel.agent.service import Service
 from sentinel.config import AgentSettings, ConfigError, Settings, load
 from sentinel.model import Finding, Reading
@@ -94,6 +95,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that says when it was made: nobody reads it
     installed = Installed(own)
     make = probes or installed
+    use(thresholds(own))
     agent = Agent(own, make(own), release=installed.driver.released)
     watchdog = None
     try:
@@ -120,6 +122,7 @@ async def run(settings: Settings, config_path: Path, *, probes: Make | None = No
                 await installed.driver.close()
         except TimeoutError:
             log.error("not everything could be ended in time", seconds=_END_S)
+        use(None)
         if watchdog:  # kept until here: stopping is work, too, and may hang
             watchdog.cancel()
     log.info("agent stopped", node=own.node)
@@ -131,6 +134,7 @@ async def _reload(agent: Agent, config_path: Path, make: Make) -> None:
     probes: Sequence[Probe] = ()
     try:
         settings = _agent_table(load(config_path), config_path)
+        numbers = thresholds(settings)
         probes = make(settings)
         await agent.reconfigure(settings, probes)
     except Exception as error:  # a site's probe may raise anything when it is made
@@ -138,6 +142,7 @@ async def _reload(agent: Agent, config_path: Path, make: Make) -> None:
         for probe in probes:
             await probe.close()
     else:
+        use(numbers)
         log.info("configuration read again", file=str(config_path), probes=[p.name for p in probes])
 
 

@@ -4,6 +4,7 @@ This module exists so that the agent and the command line look at a node through
 
 * Probes come from the entry points of the group ``sentinel.probes``: the shipped ones and a site's own, alike.
 * One broken site probe never takes the others down: it is logged by name, handed to ``on_broken``, and left out.
+* The thresholds are the shipped ones under what ``[agent] thresholds`` names; all probes of a process are judged by the same.
 * A probe's own table of the configuration reaches it as ``context.options``; ``enabled = false`` leaves it out.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import structlog
 
 from probes import Context, Driver, Probe, ProbeError
+from probes import thresholds as numbers
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import parse_duration
 
@@ -75,6 +77,16 @@ def load_probes(
             continue
         probes.append(probe)
     return probes
+
+
+def thresholds(settings: AgentSettings) -> numbers.Thresholds:
+    """By which numbers this host judges (``probes.thresholds.use`` puts them in force). Raises ConfigError with one sentence."""
+    if settings.thresholds is None:
+        return numbers.shipped()
+    try:
+        return numbers.load(settings.thresholds)
+    except numbers.ThresholdsError as error:
+        raise ConfigError(str(error)) from None
 
 
 def interval_s(settings: AgentSettings, probe: Probe) -> float:

@@ -1,4 +1,4 @@
-"""``sentinel config check`` and ``sentinel token``: what must be right before a daemon is started.
+"""``sentinel config`` and ``sentinel token``: what must be right before a daemon is started.
 
 Exit status: 0 fine, 1 the file cannot be used, 2 the command line is wrong.
 """
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @click.group()
 def config() -> None:
-    """Check configuration files."""
+    """Check configuration files, and show what can be configured."""
 
 
 @config.command()
@@ -28,6 +28,10 @@ def check(file: Path) -> None:
 
     try:
         settings = load(file)
+        if settings.agent and settings.agent.thresholds:
+            from sentinel.agent.probing import thresholds as chosen  # noqa: PLC0415
+
+            chosen(settings.agent)
         if settings.controller and settings.controller.policy:
             from sentinel.decide.policy import PolicyError, load_policy  # noqa: PLC0415
 
@@ -46,6 +50,14 @@ def check(file: Path) -> None:
     daemons = [name for name in ("agent", "controller") if getattr(settings, name) is not None]
     counts = f"{len(settings.pools)} pools, {len(settings.workers)} workers, {len(settings.nodes)} nodes"
     click.echo(f"{file}: can be used by {' and '.join(daemons) or 'no daemon yet'}; {counts}")
+
+
+@config.command()
+def thresholds() -> None:
+    """Print the shipped thresholds, with units and sources, to copy from: a site's own file holds only what it changes."""
+    from probes.thresholds import shipped_text  # noqa: PLC0415
+
+    click.echo(shipped_text(), nl=False)
 
 
 @click.command()

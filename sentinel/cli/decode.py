@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probes.decode import Decoded, decode_text
+from probes.thresholds import ThresholdsError, load, using
 from sentinel.decide.policy import default_policy
 from sentinel.model import Finding, Severity
 
@@ -32,9 +33,15 @@ _SKIPPED = {
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--node", default="pasted", show_default=True, help="The machine that the text comes from.")
-def decode(file: Path, as_json: bool, node: str) -> None:
+@click.option("--thresholds", type=click.Path(path_type=Path), help="A site's thresholds.")
+def decode(file: Path, as_json: bool, node: str, thresholds: Path | None) -> None:
     """Explain pasted text from FILE, or from standard input: kernel log, hardware tools, serving stack."""
-    decoded = decode_text(_text(file), node)
+    try:
+        numbers = load(thresholds) if thresholds else None
+    except ThresholdsError as error:
+        raise click.ClickException(str(error)) from None
+    with using(numbers):
+        decoded = decode_text(_text(file), node)
     try:
         if as_json:
             click.echo(json.dumps(decoded.to_json()))

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from probes import Context, ProbeError
 from probes.gpu import GpuProbe
 from probes.host import HostProbe, library_versions, module_version, sleepers
-from probes.host_policy import CLOCK_STEP_S, RUN, SPOOL_LEAST_MIB, STUCK_NOTED_S, STUCK_SURE_S
+from probes.thresholds import shipped
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 
+BY = shipped().host
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release Build  (builder@host)\nGCC version: 13\n"
 IN_DRIVER: dict[str, Any] = {"wchan": "os_acquire_rwlock_read", "stack": ""}
 
@@ -109,8 +110,8 @@ def test_a_process_stuck_in_the_driver_grows_from_doubt_to_fact(machine: Machine
     machine.process(77, **IN_DRIVER)
     seen = {round(n * 30.0): machine.present().get("driver.process_hung") for n in range(8)}
     assert seen[0] is None and seen[30] is None
-    assert (noted := seen[round(STUCK_NOTED_S)]) and noted.severity is Severity.WARNING
-    assert (sure := seen[round(STUCK_SURE_S)]) and (sure.severity, sure.action) == (Severity.FATAL, Action.REBOOT_NODE)
+    assert (noted := seen[round(BY.stuck_noted_s)]) and noted.severity is Severity.WARNING
+    assert (sure := seen[round(BY.stuck_sure_s)]) and (sure.severity, sure.action) == (Severity.FATAL, Action.REBOOT_NODE)
     assert sure.certainty >= 0.8 and sure.id == noted.id and "os_acquire_rwlock_read" in " ".join(sure.evidence)
     machine.process(77, "S", **IN_DRIVER)
     assert machine.present() == {}
@@ -218,7 +219,7 @@ def test_gpus_on_the_bus_are_counted(machine: Machine) -> None:
 def test_memory_must_be_short_again_and_again(machine: Machine) -> None:
     """One bad moment is nothing; it is the application's, and a kill is told once."""
     machine.write("proc/pressure/memory", "some avg60=60.00\nfull avg10=1.00 avg60=45.00 avg300=0.00 total=0\n")
-    for _ in range(RUN - 1):
+    for _ in range(BY.memory_run - 1):
         assert machine.present() == {}
     found = machine.present()["host.memory_pressure"]
     assert (found.severity, found.suspect) == (Severity.WARNING, Suspect.APP)
@@ -234,14 +235,15 @@ def test_the_clock_is_judged_by_what_the_kernel_and_its_own_uptime_say(machine: 
     machine.clock = {"status": 0x40, "maxerror_us": 16_000_000}
     assert machine.present()["host.clock_unsynchronised"].severity is Severity.INFO
     machine.clock = None
-    found = machine.look(step_s=-CLOCK_STEP_S - 1)
+    found = machine.look(step_s=-BY.clock_step_s - 1)
     assert [f.check for f in found if f.present] == ["host.clock_step"]
     assert "host.clock_unsynchronised" not in {f.check for f in found}
     assert machine.present() == {}
 
 
 @pytest.mark.parametrize("spool", [
-    {"free_mib": SPOOL_LEAST_MIB - 1, "free_files": 9, "read_only": False}, {"free_mib": 9999, "free_files": 0, "read_only": False},
+    {"free_mib": BY.spool_free_mib - 1, "free_files": 9, "read_only": False},
+    {"free_mib": 9999, "free_files": 0, "read_only": False},
     {"free_mib": 9999, "free_files": None, "read_only": True},
 ])  # fmt: skip
 def test_a_spool_without_room_is_the_monitors(machine: Machine, spool: dict[str, Any]) -> None:

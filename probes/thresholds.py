@@ -1,0 +1,238 @@
+"""Every number by which a measurement becomes a finding: read from one file, checked, and the same for all probes of a process.
+
+This module exists so that a site can read, dispute and change a threshold without reading code, and so that a wrong one costs
+a sentence before anything is judged. What always holds:
+
+* ``thresholds.toml`` beside this file has every key, its unit and its source; code has no default, so the two cannot drift.
+* A site's file gives only what it changes; an unknown key, a wrong type, a value out of range or one that contradicts another
+  is one sentence that names file, key, what was wanted and what was found.
+* They are put in force (``use``) before the probes look and stay as they are between two of a reading's judgements, so that
+  ``assess`` remains a function of its arguments and of one file.
+
+Judgement stays in the probes' policy modules; there ``limits().gpu.hung_sure_s`` is all that is seen of this.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(gt=0.0, le=31 * 86400.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Percent = Annotated[float, Meta(ge=0.0, le=100.0)]
+Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
+Degrees = Annotated[float, Meta(ge=-50.0, le=150.0)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Some = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Run = Annotated[int, Meta(ge=1, le=100)]  # how often in a row, or together: at least once
+
+
+class Windows(NamedTuple):
+    """So many bad windows among the last so many."""
+
+    bad: Annotated[int, Meta(ge=1, le=64)]
+    of: Annotated[int, Meta(ge=1, le=64)]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class Infiniband(Table, frozen=True, kw_only=True):
+    down_run: Run
+    outage_s: Seconds
+    training_s: Seconds
+    lost_s: Seconds
+    hung_s: Seconds
+    flaps_most: Count
+    flaps_window_s: Seconds
+    integrity_repeats: Run
+    integrity_window_s: Seconds
+    rate_run: Run
+    rate_siblings: Run
+    error_run: Run
+    symbol_errors_most: Count
+    symbol_errors_window_s: Seconds
+    link_recoveries_most: Count
+    link_recoveries_window_s: Seconds
+    receive_errors_per_s: Rate
+    discards_per_s: Rate
+    slow_restarts_per_s: Rate
+    missing_acks_per_s: Rate
+    effective_ber: Share
+    hot_run: Run
+    cool_c: Annotated[float, Meta(ge=0.0, le=50.0)]  # a distance
+
+
+class Imex(Table, frozen=True, kw_only=True):
+    run: Run
+    starting_s: Seconds
+    deadline_s: Annotated[float, Meta(gt=0.0, le=300.0)]
+
+
+class Host(Table, frozen=True, kw_only=True):
+    stuck_noted_s: Seconds
+    stuck_sure_s: Seconds
+    clock_step_s: Seconds
+    memory_wait_percent: Percent
+    memory_free_share: Share
+    memory_run: Run
+    spool_free_mib: Count
+
+
+class Worker(Table, frozen=True, kw_only=True):
+    deadline_s: Seconds
+    stall_s: Seconds
+    warmup_s: Seconds
+    idle_s: Annotated[float, Meta(ge=0.0, le=31 * 86400.0)]
+    canary_s: Seconds
+    canary_again_s: Seconds
+    idle_unanswered: Run
+    forget_s: Seconds
+
+
+class KernelLog(Table, frozen=True, kw_only=True):
+    episode_s: Seconds
+    late_s: Seconds
+    look_back_s: Seconds
+    remember_s: Seconds
+    echo_s: Seconds
+
+
+class ServingLog(Table, frozen=True, kw_only=True):
+    lease_s: Seconds
+    echo_s: Seconds
+    stop_s: Seconds
+    traceback_lines: Some
+    moved_streams: Some
+    preemptions: Some
+    preemptions_window_s: Seconds
+    report_s: Seconds
+    stall_s: Seconds
+    growing_reports: Run
+    growing_requests: Some
+
+
+class Thresholds(Table, frozen=True, kw_only=True):
+    infiniband: Infiniband
+    imex: Imex
+    host: Host
+    worker: Worker
+    kernel_log: KernelLog
+    serving_log: ServingLog
+
+
+# The first is never above the second: what is noted comes before what is sure.
+_ORDER = (
+    ("host.stuck_noted_s", "host.stuck_sure_s"),
+    ("kernel_log.echo_s", "kernel_log.remember_s"),
+)
+_WORDS = (("Expected", "wanted"), ("`float`", "a number"), ("`int`", "a whole number"), ("`array`", "a list"))
+
+
+class ThresholdsError(ValueError):
+    """The thresholds cannot be used; the sentence says which file and key, what was wanted and what was found."""
+
+
+def shipped_text() -> str:
+    """The file as it is shipped (package data), for reading and copying."""
+    data = pkgutil.get_data("probes", "thresholds.toml")
+    if data is None:
+        raise ThresholdsError("the shipped thresholds.toml is missing from the installation")
+    return data.decode("utf-8")
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Thresholds:
+    """What holds where a site says nothing."""
+    return _checked(tomllib.loads(shipped_text()), "the shipped thresholds.toml")
+
+
+def load(path: Path) -> Thresholds:
+    """A site's file over the shipped values, key by key. Raises ThresholdsError with one sentence."""
+    try:
+        own = tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ThresholdsError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ThresholdsError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:  # tomllib's own error, a number of 5,000 digits, brackets without end
+        raise ThresholdsError(f"{path}: is not valid TOML: {error}") from None
+    known: dict[str, dict[str, Any]] = msgspec.to_builtins(shipped())
+    for name, table in own.items():
+        if name not in known:
+            raise ThresholdsError(f"{path}: {name}: no such table; wanted one of {', '.join(known)}")
+        if not isinstance(table, dict):
+            raise ThresholdsError(f"{path}: {name}: wanted a table of thresholds, found {_shown(table)}")
+        for key in table:
+            if key not in known[name]:
+                raise ThresholdsError(f"{path}: {name}.{key}: no such threshold; wanted one of {', '.join(known[name])}")
+    return _checked({name: {**table, **own.get(name, {})} for name, table in known.items()}, str(path))
+
+
+def _checked(values: dict[str, Any], file: str) -> Thresholds:
+    try:
+        read = msgspec.convert(values, Thresholds)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        name, _, key = place.rstrip("`").partition(".")
+        found = values.get(name, {}).get(key.partition("[")[0])
+        wanted = message.partition(", got")[0]
+        for theirs, ours in _WORDS:
+            wanted = wanted.replace(theirs, ours)
+        raise ThresholdsError(f"{file}: {name}{'.' if key else ''}{key}: {wanted}, found {_shown(found)}") from None
+    for problem in _contradictions(read):
+        raise ThresholdsError(f"{file}: {problem}")
+    return read
+
+
+def _contradictions(read: Thresholds) -> Iterator[str]:
+    for low, high in _ORDER:
+        less, more = (getattr(getattr(read, table), key) for table, key in (low.split("."), high.split(".")))
+        if less > more:
+            yield f"{low}: wanted at most {high} ({more:g}), found {less:g}"
+    for name in read.__struct_fields__:
+        table = getattr(read, name)
+        for key in table.__struct_fields__:
+            value = getattr(table, key)
+            if isinstance(value, Windows) and value.bad > value.of:
+                yield f"{name}.{key}: wanted at most as many bad windows as are looked at, found {list(value)}"
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:100]
+
+
+# -- what is in force ---------------------------------------------------------------------------------------------------------
+
+_in_force: Thresholds | None = None
+
+
+def limits() -> Thresholds:
+    """The thresholds that are in force in this process."""
+    return shipped() if _in_force is None else _in_force
+
+
+def use(thresholds: Thresholds | None) -> None:
+    """Put thresholds in force for every judgement from now on; None: the shipped ones."""
+    global _in_force  # noqa: PLW0603  (one set for a process: a node has one file, and assess keeps its three arguments)
+    _in_force = thresholds
+
+
+@contextmanager
+def using(thresholds: Thresholds | None) -> Iterator[None]:
+    """``use`` for a while, and then what was in force before."""
+    before = _in_force
+    use(thresholds)
+    try:
+        yield
+    finally:
+        use(before)
