@@ -26,9 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from probes import Probe, ProbeError
+from probes.thresholds import using
 from sentinel.agent.driver import ChildDriver
 from sentinel.agent.driver_protocol import longest_read_s
-from sentinel.agent.probing import load_probes
+from sentinel.agent.probing import load_probes, thresholds
 from sentinel.cli import recording
 from sentinel.config import AgentSettings, ConfigError, load
 from sentinel.durations import parse_duration
@@ -40,6 +41,9 @@ ANYTHING_A_PROBE_RAISES = Exception  # a site's probe is foreign code; its failu
 
 _config = click.option("--config", "config_path", type=click.Path(path_type=Path), help="This host's TOML file, for [agent].")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_numbers = click.option(
+    "--thresholds", "numbers", type=click.Path(path_type=Path), help="A site's thresholds, instead of those that --config names."
+)
 _only = click.option("--only", multiple=True, metavar="PROBE", help="Only this probe; may be given again.")
 
 
@@ -59,13 +63,14 @@ class Look:
 @click.command()
 @click.option("--once", is_flag=True, help="Look once. (The agent is what looks again and again.)")
 @_config
+@_numbers
 @_only
 @_json
-def probe(once: bool, config_path: Path | None, only: tuple[str, ...], as_json: bool) -> None:
+def probe(once: bool, config_path: Path | None, numbers: Path | None, only: tuple[str, ...], as_json: bool) -> None:
     """Show what each probe sees on this machine now, and what it thinks of it."""
     if not once:
         raise click.UsageError("wanted --once; to look again and again, run: sentinel agent --config FILE")
-    settings = _settings(config_path)
+    settings = _settings(config_path, numbers)
     looks = asyncio.run(_look_once(settings, only))
     if as_json:
         click.echo(msgspec.json.encode({"node": settings.node, "at": time.time(), "probes": [_plain(x) for x in looks]}))
@@ -107,10 +112,11 @@ def record(*, out: Path, length: str, every: str, force: bool, config_path: Path
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @_config
+@_numbers
 @_json
-def assess(file: Path, config_path: Path | None, as_json: bool) -> None:
+def assess(file: Path, config_path: Path | None, numbers: Path | None, as_json: bool) -> None:
     """Judge a recording FILE ("-": standard input) as the agent would have, with [agent.expected] of --config where given."""
-    settings = _settings(config_path)
+    settings = _settings(config_path, numbers)
     try:
         with _readable(file) as stream:
             tally = recording.open_recording(stream, str(file))
@@ -130,16 +136,20 @@ def assess(file: Path, config_path: Path | None, as_json: bool) -> None:
 # -- looking ------------------------------------------------------------------------------------------------------------------
 
 
-def _settings(path: Path | None) -> AgentSettings:
-    if path is None:
-        return AgentSettings()
+def _settings(path: Path | None, numbers: Path | None = None) -> AgentSettings:
+    """This host's [agent], and its thresholds in force until the command ends."""
+    agent = AgentSettings()
     try:
-        settings = load(path)
+        if path is not None:
+            settings = load(path)
+            if settings.agent is None:
+                raise ConfigError(f"{path}: agent: missing; wanted an [agent] table")
+            agent = settings.agent
+        agent = msgspec.structs.replace(agent, thresholds=numbers or agent.thresholds)
+        click.get_current_context().with_resource(using(thresholds(agent)))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    if settings.agent is None:
-        raise click.ClickException(f"{path}: agent: missing; wanted an [agent] table")
-    return settings.agent
+    return agent
 
 
 @contextlib.asynccontextmanager
