@@ -26,6 +26,7 @@ from typing import Any
 from probes import Context, ProbeError
 from probes.infiniband_findings import judge
 from probes.infiniband_policy import WATCHED, WATCHED_HW
+from probes.infiniband_usual import judge_usual
 from probes.pci import address_of, number, number_of, text_of
 from sentinel.model import READING_FORMAT, Finding, Reading
 
@@ -99,7 +100,8 @@ class InfinibandProbe:
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
         """Judge one reading. ``expected``: ``ib_ports`` (how many are active), ``ib_gbps`` (of each), ``ib_devices``
-        (names or PCI addresses of the rails), where known. Raises ProbeError for an expectation of the wrong kind."""
+        (names or PCI addresses of the rails), where known; under ``hints`` the ``ib_gbps`` that is usual for this kind of node.
+        Raises ProbeError for an expectation of the wrong kind."""
         return assess(reading, memory, expected)
 
     def describe(self, reading: Reading) -> list[str]:
@@ -118,7 +120,7 @@ def assess(reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]
     """The probe's judgement, also of what was pasted."""
     if reading.format != READING_FORMAT:
         raise ProbeError(f"an infiniband reading of format {reading.format}; this sentinel knows format {READING_FORMAT}")
-    return judge(reading, memory, expected or {})
+    return judge(reading, memory, expected or {}) + judge_usual(reading, memory, expected or {})
 
 
 class _Look:

@@ -21,12 +21,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probes import Context, ProbeError
 from probes.counters import note, rise
 from probes.judging import Judge
 from probes.pci import number_of, off_bus, text_of
+from probes.windows import number, table
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, gpu_component, pci_address
 
 # -- thresholds ---------------------------------------------------------------------------------------------------------------
@@ -67,7 +68,8 @@ class PcieProbe:
         )
 
     def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
-        """Judge one reading. ``expected``: ``pcie_width`` (lanes of a GPU), where known, which a narrow slot cannot excuse.
+        """Judge one reading. ``expected``: ``pcie_width`` (lanes of a GPU), where known, which a narrow slot cannot excuse; under
+        ``hints`` the same as what is usual for this kind of node.
 
         Raises ProbeError for a reading of another format and for an expectation of the wrong kind.
         """
@@ -79,8 +81,10 @@ class PcieProbe:
         if memory.get("boot") not in (None, reading.boot_id):
             memory.clear()
         memory["boot"] = reading.boot_id
+        usual = number(table(expected.get("hints")).get("pcie_width"))
         j = Judge(reading.node, reading.at, memory)
         devices = [d for d in reading.data.get("devices", ()) if isinstance(d, dict) and d.get("pci")]
+        widest = max((number(d.get("width")) or 0 for d in devices if d.get("kind") == "gpu"), default=0)
         for device in devices:
             c, gpu = _component(j.node, device["pci"], device.get("kind")), device.get("kind") == "gpu"
             gone = device.get("off_bus")
@@ -91,7 +95,8 @@ class PcieProbe:
                             facts={"drain": "node"}, evidence=("its PCI configuration space reads all ones",),
                             summary=f"Network adapter {device['pci']} has left the PCIe bus.")
             if gone is not True:
-                _link(j, c, device, wanted if gpu else None)
+                _width(j, c, device, Lanes(wanted, usual, widest) if gpu else Lanes())
+                _speed(j, c, device)
                 _errors(j, c, device, memory.setdefault("devices", {}).setdefault(device["pci"], {}))
         _vanished(j, devices, memory)
         return j.findings()
@@ -170,21 +175,47 @@ def _least(values: Iterable[float | None]) -> float | None:
     return min((v for v in values if v), default=None)
 
 
-def _link(j: Judge, c: Component, device: Mapping[str, Any], lanes: int | None) -> None:
-    """What the link runs at against the lesser of what its ends can do."""
+class Lanes(NamedTuple):
+    """How many lanes the link of a GPU should have."""
+
+    wanted: int | None = None  # the site's word
+    usual: int | None = None  # of this kind of node
+    widest: int = 0  # of the GPUs here
+
+
+def _width(j: Judge, c: Component, device: Mapping[str, Any], lanes: Lanes) -> None:
+    """What the link runs at against the site's word, else against the lesser of what its ends can do.
+
+    A slot that is narrower than its kind's is told as well: as a fault where another GPU of this node has the usual width, else for
+    the record, since it may be how these machines are built.
+    """
+    width, best = device.get("width"), device.get("width_max")
+    most = lanes.wanted or _least((best, device.get("up_width_max")))
+    if not (width and best and most):
+        return
+    below = bool(lanes.usual and width < lanes.usual <= best) and width >= most
+    there = j.steady("pcie.width", c, width < most or below, LINK_RUN)
+    if there is not None:
+        odd = not below or lanes.widest >= (lanes.usual or 0)
+        most = lanes.usual if below else most
+        j.state("pcie.width", c, there, severity=Severity.WARNING if odd else Severity.INFO, evidence=_evidence(device),
+                action=Action.INSPECT if odd else Action.NONE, certainty=0.5 if below else 0.8,
+                summary=f"{device['pci']}: its PCIe link has {width} lanes of {most:g}{' that are usual' if below else ''}.")
+
+
+def _evidence(device: Mapping[str, Any]) -> tuple[str, ...]:
     names = ("width", "width_max", "up_width_max", "speed", "speed_max", "up_speed_max")
-    evidence = tuple(f"{name}={device[name]}" for name in names if device.get(name))
-    width, most = device.get("width"), lanes or _least((device.get("width_max"), device.get("up_width_max")))
-    if width and device.get("width_max") and most:
-        there = j.steady("pcie.width", c, width < most, LINK_RUN)
-        if there is not None:
-            j.state("pcie.width", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8, evidence=evidence,
-                    summary=f"{device['pci']}: its PCIe link has {width} lanes of {most:g}.")
+    return tuple(f"{name}={device[name]}" for name in names if device.get(name))
+
+
+def _speed(j: Judge, c: Component, device: Mapping[str, Any]) -> None:
+    """Of adapters only: what the link runs at against the lesser of what its ends can do."""
     speed, most = device.get("speed"), _least((device.get("speed_max"), device.get("up_speed_max")))
     if device.get("kind") == "nic" and speed and device.get("speed_max") and most:  # adapters keep their speed when idle
         there = j.steady("pcie.speed", c, speed < most, LINK_RUN)
         if there is not None:
-            j.state("pcie.speed", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7, evidence=evidence,
+            j.state("pcie.speed", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7,
+                    evidence=_evidence(device),
                     summary=f"{device['pci']}: its PCIe link runs at {speed:g} GT/s of {most:g}.")
 
 

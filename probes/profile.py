@@ -5,7 +5,7 @@ decides anything. What always holds:
 
 * A kind is ruled out by any measured fact that contradicts it; the product's name only chooses among those that are left.
 * Where several are left, only that on which all of them agree is expected; where none is, nothing is.
-* What the site says (``[agent.expected]``) wins, key by key.
+* What the site says (``[agent.expected]``) wins, key by key. Probes that see no GPU get the rest as hints, which weigh less.
 * ``gpus`` is never filled in: a machine with two passed-through GPUs is whole. The usual number is ``gpus_usual``, a hint.
 * A kind once recognised stays for as long as its memory does: a GPU that has failed no longer shows what it is.
 
@@ -16,7 +16,7 @@ version 6); rates of the InfiniBand ports are those of NVIDIA's reference design
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -71,14 +71,29 @@ def expected_for(reading: Reading, site: Mapping[str, Any], memory: dict[str, An
     memory["profile"], memory["wired"] = [k.name for k in kinds], wired
     if not kinds:
         return dict(site)
-    agreed: dict[str, Any] = {}
-    for key in _EXPECTED:
-        values = {getattr(kind, key) for kind in kinds}
-        if len(values) == 1:
-            agreed[key] = values.pop()
+    agreed = _agreed(kinds)
     if not (agreed.get("mnnvl") or wired):
         agreed.pop("nvlinks", None)
-    return {"profile": "/".join(k.name for k in kinds), **agreed, **site}
+    return {**agreed, **site}
+
+
+def with_hints(site: Mapping[str, Any], memories: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a probe is handed as ``expected``: what the site says and, under ``hints``, what is usual for this kind of node.
+
+    ``memories``: of the node's probes by name; the ``gpu`` probe's knows the kind. Hints are for probes that see no GPU. They stand
+    below the site's word: a key that the site has is no hint, and what only a hint says drains and pages nobody.
+    """
+    named = memories.get("gpu", {}).get("kind", {}).get("profile", ())
+    hints = _agreed([_BY_NAME[n] for n in named if n in _BY_NAME])
+    return {**site, "hints": {key: value for key, value in hints.items() if key not in site}}
+
+
+def _agreed(kinds: Sequence[Profile]) -> dict[str, Any]:
+    """On what these kinds agree, and as ``profile`` their names; empty for none."""
+    if not kinds:
+        return {}
+    values = {key: {getattr(kind, key) for kind in kinds} for key in _EXPECTED}
+    return {"profile": "/".join(k.name for k in kinds), **{key: found.pop() for key, found in values.items() if len(found) == 1}}
 
 
 def recognise(gpus: Iterable[Mapping[str, Any]]) -> tuple[Profile, ...] | None:

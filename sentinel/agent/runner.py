@@ -28,6 +28,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from probes import Probe, ProbeError, Woken
+from probes.profile import with_hints
 from sentinel.model import Action, Component, Finding, Reading, Severity, Suspect
 
 log = structlog.get_logger()
@@ -41,7 +42,6 @@ _REARM_S = 0.001  # least pause between two woken readings
 LEAST_DEADLINE_S = 30.0  # of one read
 _FINDING_BYTES = 64 * 1024  # as JSON; a report has to fit into 4 MiB
 _AFTER_FAILURE_S = 1.0  # a descriptor that stays readable while its probe fails must not spin
-
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Finding]).decode
@@ -182,7 +182,7 @@ class Runner:
             try:
                 async with asyncio.timeout(max(self.deadline_s, 3 * job.interval_s)):
                     reading = await job.probe.read()
-                findings = _sendable(job.probe.assess(reading, job.memory, self._expected))
+                findings = _sendable(job.probe.assess(reading, job.memory, with_hints(self._expected, self.memories)))
             except (Exception, SystemExit, asyncio.CancelledError) as error:  # whatever a probe does wrong stays with it
                 if isinstance(error, asyncio.CancelledError) and _cancelled():
                     raise

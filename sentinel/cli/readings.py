@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probes import Probe, ProbeError
+from probes.profile import with_hints
 from probes.thresholds import using
 from sentinel.agent.driver import ChildDriver
 from sentinel.agent.driver_protocol import longest_read_s
@@ -211,8 +212,9 @@ def _think(look: Look, memory: dict[str, Any], expected: dict[str, Any]) -> None
 async def _look_once(settings: AgentSettings, only: tuple[str, ...]) -> list[Look]:
     async with _probes(settings, only) as (found, _):
         looks = await asyncio.gather(*(_look(p, _patience_s(settings)) for p in found))
-    for look in looks:
-        _think(look, {}, settings.expected)
+    memories: dict[str, dict[str, Any]] = {look.probe.name: {} for look in looks}
+    for look in looks:  # by name: the gpu probe, which knows the kind of node, comes before those that it gives hints to
+        _think(look, memories[look.probe.name], with_hints(settings.expected, memories))
     return looks
 
 
@@ -271,7 +273,7 @@ class Story:
 
 def _judge(settings: AgentSettings, stream: BinaryIO, tally: recording.Tally) -> tuple[list[Story], int, float]:
     by_name = {p.name: p for p in _loaded(settings, None)}
-    memories: dict[tuple[str, str], dict[str, Any]] = {}
+    memories: dict[str, dict[str, dict[str, Any]]] = {}  # by node and probe
     stories: dict[str, Story] = {}
     open_now: dict[tuple[str, Component], str] = {}
     judged, last_at = 0, tally.header.at
@@ -281,7 +283,8 @@ def _judge(settings: AgentSettings, stream: BinaryIO, tally: recording.Tally) ->
             tally.skip(number, f"probe {reading.probe!r} is not installed here")
             continue
         look = Look(each, reading)
-        _think(look, memories.setdefault((reading.node, reading.probe), {}), settings.expected)
+        of_node = memories.setdefault(reading.node, {})
+        _think(look, of_node.setdefault(reading.probe, {}), with_hints(settings.expected, of_node))
         if look.error:
             tally.skip(number, f"probe {reading.probe}: {look.error}")
             continue

@@ -112,6 +112,22 @@ async def test_a_failing_probe_costs_only_itself() -> None:
     assert good.closed
 
 
+async def test_every_probe_is_told_what_is_usual_here() -> None:
+    """What the gpu probe knows of the kind of node reaches the others as hints, below what the site expects."""
+    seen: list[Mapping[str, Any]] = []
+
+    class Curious(P):
+        def assess(self, reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
+            seen.append(expected)
+            return []
+
+    known = {"gpu": {"kind": {"profile": ["H200"]}}}
+    async with running(Curious("pcie"), expected={"ib_gbps": 200}, memories=known):
+        await until(lambda: bool(seen))
+    assert (seen[0]["ib_gbps"], seen[0]["hints"]["pcie_width"]) == (200, 16)
+    assert "ib_gbps" not in seen[0]["hints"]
+
+
 async def test_repeated_failure_is_one_finding_about_the_monitor() -> None:
     """After three failures in a row there is one state about the monitor, the same id each time, ended by the next success."""
     broken = True

@@ -12,6 +12,7 @@ import pytest
 
 from probes import Context, Probe, ProbeError
 from probes.infiniband import InfinibandProbe, rate_gbps
+from probes.profile import with_hints
 from sentinel.decide.policy import default_policy
 from sentinel.model import Action, Component, Finding, Reading, Response, Severity, Suspect
 from sentinel.testing.sysfs import REFUSED, InfinibandDevice, SysTree
@@ -221,6 +222,50 @@ async def test_rate_below_its_like_and_its_past(node: Node) -> None:
     await other.settle()
     nic.port(rate="200 Gb/sec (4X HDR)")
     assert "ib.rate_low" in await other.settle()
+
+
+HINTS = {"profile": "GB200", "ib_gbps": 400}
+
+
+async def test_all_rails_below_what_is_usual_are_on_record(tmp_path: Path) -> None:
+    """Four rails that all run at half the rate of their kind of node: one word about the node, information and nothing more."""
+    node = Node(tmp_path, {"hints": HINTS})
+    nics = rails(node, rate="200 Gb/sec (4X HDR)")
+    assert await node.settle(5) == {}
+    finding = (await node.look())["ib.rate_usual"]
+    assert (finding.severity, finding.action, str(finding.component)) == (INFO, Action.NONE, "t01/ib")
+    assert finding.facts == {"rate_gbps": 200.0, "usual_gbps": 400}
+    for nic in nics:
+        nic.port(rate="400 Gb/sec (4X NDR)")
+    assert await node.settle(8) == {}
+
+
+@pytest.mark.parametrize(("rates", "hcas", "expected"), [
+    ([400] * 4 + [200], ["MT4129"] * 4 + ["MT4123"], {}),  # four rails and a port for storage
+    ([400] * 4 + [100] * 4, ["MT4129"] * 4 + ["MT4119"] * 4, {}),  # and four of them
+    ([200, 200], ["MT4129"] * 2, {}),  # too few to be known as rails
+    ([200], ["MT4123"], {}),
+    ([200] * 4, ["MT41692"] * 4, {}),  # BlueField
+    ([200] * 4, ["MT4129"] * 4, {"ib_gbps": 200}),  # the site said so
+    ([400] * 2 + [200] * 2, ["MT4129"] * 4, {}),  # two networks
+    ([800] * 4, ["MT4131"] * 4, {}),
+])
+async def test_a_hint_alarms_about_no_healthy_node(
+    tmp_path: Path, rates: list[int], hcas: list[str], expected: dict[str, Any]
+) -> None:
+    """Storage, management, single ports, BlueField, and whatever the site has said: what is usual for the kind is silent."""
+    memories = {"gpu": {"kind": {"profile": ["GB200"]}}}
+    node = Node(tmp_path, with_hints(expected, memories))
+    for i, (rate, hca) in enumerate(zip(rates, hcas, strict=True)):
+        node.tree.infiniband(f"mlx5_{i}", f"000{i}:03:00.0", hca=hca, rate=f"{rate} Gb/sec")
+    assert await node.settle(12) == {}
+
+
+async def test_a_slow_rail_among_its_like_is_a_fault_with_hints_too(tmp_path: Path) -> None:
+    """One rail of four at half the rate of the others is a warning by its like; the hint adds nothing."""
+    node = Node(tmp_path, {"hints": HINTS})
+    rails(node)[3].port(rate="200 Gb/sec (2X NDR)")
+    assert {c: f.severity for c, f in (await node.settle(12)).items()} == {"ib.rate_low": WARNING}
 
 
 async def test_flaps_between_two_looks_are_counted(node: Node) -> None:

@@ -69,6 +69,32 @@ async def test_a_narrow_slot_is_no_fault_unless_more_is_expected(tmp_path: Path)
         assert (set(await node.look(4)) == {"pcie.width gpu@0018:01:00.0"}) is there
 
 
+def gpu_in_a_narrow_slot(node: Node, address: str) -> None:
+    bridge = address[:5] + "00:00.0"
+    node.tree.pci(bridge, vendor="0x10b5", **{"class": "0x060400"}, max_link_width="8")
+    node.tree.pci(address, below=bridge, current_link_width="8")
+
+
+async def test_a_slot_narrower_than_its_kind_s(tmp_path: Path) -> None:
+    """By the kind of node alone: on record where all GPUs are so, a fault where another has the usual width, fine where it is."""
+    for hints, alone, severity in (({}, False, None), ({"pcie_width": 16}, False, WARNING), ({"pcie_width": 16}, True, INFO),
+                                   ({"pcie_width": 8}, True, None), ({"pcie_width": "x"}, True, None)):  # fmt: skip
+        node = Node(tmp_path / f"{hints}{alone}", {"hints": hints})
+        gpu_in_a_narrow_slot(node, "0018:01:00.0")
+        if alone:
+            node.gpu.remove()
+        found = await node.look(4)
+        assert {(k, f.severity) for k, f in found.items()} == ({("pcie.width gpu@0018:01:00.0", severity)} if severity else set())
+
+
+async def test_a_hint_asks_nothing_of_what_cannot_do_it(node: Node) -> None:
+    """A GPU that has fewer lanes of its own, and an adapter of any width, are whole whatever is usual for GPUs."""
+    node.expected = {"hints": {"pcie_width": 16}}
+    node.gpu.set(current_link_width="8", max_link_width="8")
+    node.nic.set(current_link_width="8", max_link_width="8")
+    assert await node.look(6) == {}
+
+
 async def test_speed_of_a_gpu_is_not_judged_without_its_load(node: Node) -> None:
     """An idle GPU lowers its speed; an adapter does not."""
     node.gpu.set(current_link_speed="2.5 GT/s PCIe")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from probes.profile import PROFILES, expected_for
+from probes.profile import PROFILES, expected_for, with_hints
 from sentinel.model import Reading
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeState, gb200, gb200_tray, h200
 
@@ -86,3 +86,15 @@ def test_a_kind_once_known_outlives_a_dead_driver() -> None:
     assert expected_for(silent, {}, memory)["profile"] == "GB200"
     mixed = reading(gb200("0008:01:00.0", 1), h200("0009:01:00.0", 2))
     assert expected_for(mixed, {"gpus": 2}) == {"gpus": 2}
+
+
+def test_hints_stand_below_what_the_site_says() -> None:
+    """What is usual for the kind that the gpu probe knows is handed on apart from the site's word and without its keys."""
+    memories: dict[str, dict[str, Any]] = {"gpu": {"kind": {}}, "pcie": {}}
+    site = {"gpus": 4, "ib_gbps": 200}
+    assert with_hints(site, {}) == with_hints(site, memories) == {**site, "hints": {}}
+    expected_for(reading(*gb200_tray().gpus), site, memories["gpu"]["kind"])
+    found = with_hints(site, memories)
+    assert {k: v for k, v in found.items() if k != "hints"} == site
+    assert (found["hints"]["profile"], found["hints"]["pcie_width"]) == ("GB200", 16)
+    assert "ib_gbps" not in found["hints"] and "gpus" not in found["hints"]

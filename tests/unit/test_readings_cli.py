@@ -213,3 +213,16 @@ def test_expectations_come_from_the_configuration(tmp_path: Path) -> None:
     config.write_text('[agent]\nnode = "t01"\n[agent.expected]\ngpus = 4\n')
     document = json.loads(run("assess", "--json", "--config", str(config), "-", stdin=recorded(gpu())).stdout)
     assert [f["check"] for f in document["findings"]] == ["gpu.count"]
+
+
+def test_a_recording_s_own_kind_of_node_is_its_hint() -> None:
+    """What its GPUs show of the kind of node serves the judgement of the node's other readings, as it does in the agent."""
+    kind = gpu(name="NVIDIA H200", architecture=9, link_version=6)
+    narrow = {"pci": "0008:01:00.0", "kind": "gpu", "width": 8, "width_max": 16, "up_width_max": 8}
+    readings = [
+        line(Reading(probe="pcie", node=node, at=1_800_000_015.0 + 15 * n, data={"devices": [narrow]}))
+        for n in range(3) for node in ("t01", "t02")
+    ]  # fmt: skip
+    document = json.loads(run("assess", "--json", "-", stdin=recorded(kind) + b"".join(readings)).stdout)
+    assert [(f["check"], f["component"]) for f in document["findings"]] == [("pcie.width", "t01/gpu@0008:01:00.0")]
+    assert document["verdict"] == {"severity": "info", "action": "none"}
