@@ -4,7 +4,7 @@ This module exists because rails that all train at half their rate look alike, a
 always holds:
 
 * It is a hint: the site's ``ib_gbps`` is judged elsewhere and silences this, and what is said here is never more than ``info``.
-* Rails are ports that are alike, active and at least ``ALIKE`` in number. A single port may be anybody's (storage, management).
+* Rails are ports that are alike, active and enough of them to agree (``rate_siblings``). A single port may be anybody's (storage, management).
 * Where any InfiniBand port runs at the usual rate, those are the rails, and slower ones are something else.
 * Ports of one kind that disagree are ``infiniband_findings``' matter, which measures each against its like.
 """
@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probes.infiniband_policy import Wanted, rails
+from probes.infiniband_policy import Device, Wanted, rails
 from probes.judging import Judge
+from probes.thresholds import limits
 from probes.windows import number, say, table
 from sentinel.model import Component, Finding, Reading
-
-ALIKE, RUN = 3, 6  # ports; looks in a row, a minute: at boot ports may train in steps (judgement)
 
 
 def judge_usual(reading: Reading, memory: dict[str, Any], expected: Mapping[str, Any]) -> list[Finding]:
@@ -28,19 +27,19 @@ def judge_usual(reading: Reading, memory: dict[str, Any], expected: Mapping[str,
     usual = number(hints.get("ib_gbps"))
     if not usual or reading.data.get("alone"):  # pasted text may be of any machine
         return []
-    j = Judge(reading.node, reading.at, memory)
-    devices = [d for d in reading.data.get("devices", ()) if isinstance(d, dict) and d.get("name")]
+    j, t = Judge(reading.node, reading.at, memory), limits().infiniband
+    devices: list[Device] = [d for d in reading.data.get("devices", ()) if isinstance(d, dict) and d.get("name")]
     active = [r for r in rails(j.node, devices, set(reading.data.get("default_route", ())), Wanted.of(expected))
               if r.up and r.layer == "InfiniBand" and r.port.get("rate_gbps")]  # fmt: skip
     rates: dict[tuple[Any, ...], list[float]] = {}
     for rail in active:
         rates.setdefault((rail.device.get("hca"), rail.device.get("board")), []).append(rail.port["rate_gbps"])
-    alike = [found for found in rates.values() if len(found) >= ALIKE]
+    alike = [found for found in rates.values() if len(found) >= t.rate_siblings]
     if not alike:
         return []
     slow = not any(r.port["rate_gbps"] >= usual for r in active) and all(len(set(found)) == 1 for found in alike)
     where = Component(node=j.node, device="ib")
-    there = j.steady("ib.rate_usual", where, slow, RUN)
+    there = j.steady("ib.rate_usual", where, slow, t.rate_run)
     if there is not None:
         best = max(found[0] for found in alike)
         say(j, memory, "ib.rate_usual", where, there, certainty=0.5, facts={"rate_gbps": best, "usual_gbps": usual},

@@ -231,7 +231,7 @@ async def test_all_rails_below_what_is_usual_are_on_record(tmp_path: Path) -> No
     """Four rails that all run at half the rate of their kind of node: one word about the node, information and nothing more."""
     node = Node(tmp_path, {"hints": HINTS})
     nics = rails(node, rate="200 Gb/sec (4X HDR)")
-    assert await node.settle(5) == {}
+    assert await node.settle(2) == {}
     finding = (await node.look())["ib.rate_usual"]
     assert (finding.severity, finding.action, str(finding.component)) == (INFO, Action.NONE, "t01/ib")
     assert finding.facts == {"rate_gbps": 200.0, "usual_gbps": 400}
