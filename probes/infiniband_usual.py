@@ -4,7 +4,7 @@ This module exists because rails that all train at half their rate look alike, a
 always holds:
 
 * It is a hint: the site's ``ib_gbps`` is judged elsewhere and silences this, and what is said here is never more than ``info``.
-* Rails are ports that are alike, active and enough of them to agree (``rate_siblings``). A single port may be anybody's (storage, management).
+* Rails are ports that are alike, active and enough of them to agree (``rate_siblings``). A single one may be anybody's storage.
 * Where any InfiniBand port runs at the usual rate, those are the rails, and slower ones are something else.
 * Ports of one kind that disagree are ``infiniband_findings``' matter, which measures each against its like.
 """
