@@ -196,14 +196,16 @@ class GpuPlace(Base, frozen=True, kw_only=True, omit_defaults=True):
     pci: str
     uuid: str = ""  # "GPU-…"; "" not measured
     module: int | None = None  # its position on the tray (NVML platform info, moduleId)
+    domain: str = ""  # its NVLink domain, "uuid.clique", only where that is not its node's
 
 
 class Place(Base, frozen=True, kw_only=True, omit_defaults=True):
     """Where a node stands, as its own hardware says (NVML platform and fabric information); empty and None: not measured."""
 
     chassis: str = ""  # serial number of the chassis: the rack
-    slot: int | None = None
-    tray: int | None = None
+    slot: int | None = None  # switch trays counted
+    tray: int | None = None  # compute trays only
+    host: int | None = None  # which of the tray's hosts, where it has more than one
     domain: str = ""  # NVLink domain: cluster UUID, 32 hex digits; "" also while the fabric is not registered
     clique: int | None = None  # NVLink partition within the domain
     gpus: tuple[GpuPlace, ...] = ()

@@ -26,10 +26,12 @@ from probes import Probe
 from sentinel import __version__
 from sentinel.agent import state
 from sentinel.agent.actions import CarryOut, Release, check, run_vector, unreleased
+from sentinel.agent.comparing import Comparing
 from sentinel.agent.connection import Connection
 from sentinel.agent.driver_protocol import longest_read_s
 from sentinel.agent.known import Known
 from sentinel.agent.metrics import AgentMetrics, KnownCollector
+from sentinel.agent.place import Whereabouts
 from sentinel.agent.probing import interval_s
 from sentinel.agent.runner import BEAT_S, LEAST_DEADLINE_S, Runner
 from sentinel.agent.spool import Flusher
@@ -70,7 +72,9 @@ class Agent:
     ) -> None:
         self.settings = settings
         self.known = Known()
+        self._whereabouts = Whereabouts(settings.proc)
         self.metrics = AgentMetrics(registry)
+        self._compare = Comparing()
         self.down = asyncio.Event()
         self.connection: Connection | None = None
         self._probes = probes
@@ -167,11 +171,8 @@ class Agent:
     def health(self) -> tuple[bool, dict[str, Any]]:
         """(alive, detail as JSON values): what works, what does not, and why."""
         detail: dict[str, Any] = {
-            "node": self.settings.node,
-            "version": __version__,
-            "alive": self.alive(),
-            "probes": self.runner.status,
-            "errors": self.runner.errors,
+            "node": self.settings.node, "version": __version__, "alive": self.alive(),
+            "probes": self.runner.status, "errors": self.runner.errors,
             "spool": {"waiting": len(self.spool), "bytes": self.spool.bytes, "dropped": self.spool.dropped},
             "disk": self.flusher.error,
             "controller": self.connection.health() if self.connection else None,
@@ -185,7 +186,9 @@ class Agent:
         if reading is None:
             self.known.forget_workers(probe)
         else:
+            findings = [*findings, *self._compare(reading)]
             self.metrics.count_reading(reading)
+            self._whereabouts.take(reading)
             if "workers" in reading.data:
                 try:
                     self.known.take_workers(probe, reading.data["workers"])
@@ -237,17 +240,10 @@ class Agent:
             log.info("no controllers are configured; the agent stands alone")
             return None
         return Connection(
-            settings,
-            self._http(),
-            spool=self.spool,
-            flusher=self.flusher,
-            known=self.known,
-            metrics=self.metrics,
-            probes=lambda: self.runner.status,
-            clock=self._clock,
-            carry_out=self._carry_out,
-            release=self._release,
-        )
+            settings, self._http(), spool=self.spool, flusher=self.flusher, known=self.known, metrics=self.metrics,
+            probes=lambda: self.runner.status, place=self._whereabouts.place,
+            clock=self._clock, carry_out=self._carry_out, release=self._release,
+        )  # fmt: skip
 
     async def _disconnect(self) -> None:
         gone, self.connection = self.connection, None

@@ -18,6 +18,7 @@ from sentinel.agent.metrics import AgentMetrics
 from sentinel.agent.reporter import Reporter
 from sentinel.agent.spool import Flusher, Spool
 from sentinel.config import AgentSettings, ConfigError
+from sentinel.model import Place
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -33,6 +34,7 @@ class Connection:
         known: Known,
         metrics: AgentMetrics,
         probes: Callable[[], dict[str, bool | None]],
+        place: Callable[[], Place | None],
         clock: Callable[[], float],
         carry_out: CarryOut,
         release: Release,
@@ -44,6 +46,7 @@ class Connection:
             spool,
             known,
             probes=probes,
+            place=place,
             clock=clock,
             flush=flusher.flush,
             snapshot_s=settings.snapshot,

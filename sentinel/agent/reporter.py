@@ -22,7 +22,7 @@ from sentinel import __version__
 from sentinel.agent.known import Known
 from sentinel.agent.link import Link, Refused, Unreachable, backoff_s
 from sentinel.agent.spool import Batch, Spool
-from sentinel.model import Ack, Report
+from sentinel.model import Ack, Place, Report
 
 log = structlog.get_logger()
 
@@ -46,6 +46,7 @@ class Reporter:
         flush: Callable[[], object],
         snapshot_s: float,
         boot_id: str = "",
+        place: Callable[[], Place | None] = lambda: None,
         errors: Callable[[str], None] = lambda why: None,
         acked: Callable[[float], None] = lambda at: None,
         after_refusal_s: float = _AFTER_REFUSAL_S,
@@ -57,7 +58,7 @@ class Reporter:
         self.trouble = ""  # why reports do not get through now
         self._node, self._boot_id = node, boot_id
         self._link, self._spool, self._known = link, spool, known
-        self._probes, self._clock, self._flush = probes, clock, flush
+        self._probes, self._place, self._clock, self._flush = probes, place, clock, flush
         self._errors, self._acked = errors, acked
         self._after_refusal_s = after_refusal_s
         self._wake = asyncio.Event()
@@ -120,6 +121,7 @@ class Reporter:
             findings=self._known.snapshot(now) if batch is None else batch.findings,
             workers=self._known.workers if batch is None else (),
             probes=self._probes(),
+            place=self._place() if batch is None else None,
         )
 
     def _heard(self, ack: Ack, batch: Batch | None) -> None:
