@@ -10,7 +10,7 @@ This module exists because a call into the driver may never come back and cannot
 
 Protocol (also ``driver_protocol``). Parent: ``{"read": n}`` or ``{"quit": true}``. Child: ``{"ack": n, "asked": [indices]}`` at
 once, then ``{"opened": {"error", "driver", "count"}}`` once NVML has been initialised, and ``{"gpu": index, "data": …}`` as each
-GPU answers. The listener (``driver_listener``) says ``{"listens": …}`` as that changes, and ``{"xids": …}``; each ``ack`` carries the
+GPU answers. The listener (``driver_listener``) says ``{"listens": …}`` as that changes, and ``{"xids": …}``; each ``ack`` has the
 former, too.
 """
 

@@ -41,6 +41,6 @@ class Heard:
 
     def answer(self) -> dict[str, Any]:
         """``now``, ``listening`` (GPU → since when) and ``heard``: per GPU and code ``count`` in all, and of the latest events
-        ``since`` (their GPU was listened to), ``after`` and ``at`` (they happened in between). Seconds since boot, as printk counts.
+        ``since`` (their GPU was listened to), ``after`` and ``at`` (they happened in between), seconds since boot as printk counts.
         """
         return {"now": raw_s(), "listening": dict(self._listens.since), "heard": [dict(h) for h in self._record.values()]}
