@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from sentinel.checks_topology import topology_problems
 from sentinel.durations import Duration
 from sentinel.model import Component, gpu_component
 from sentinel.settings import ControllerSettings, PoolSettings, Section, Settings, WorkerSettings
@@ -31,6 +32,7 @@ def problems(s: Settings) -> Iterator[str]:
     yield from _names(s)
     yield from _pools(s)
     yield from _workers(s)
+    yield from topology_problems(s)
     yield from _times(s)
     yield from _addresses(s)
     for key, file in _files(s):

@@ -28,6 +28,7 @@ from sentinel.settings import (
     Section,
     Settings,
     StoreSettings,
+    TopologySettings,
     WorkerSettings,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "Section",
     "Settings",
     "StoreSettings",
+    "TopologySettings",
     "WorkerSettings",
     "load",
     "read_secret",

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import msgspec
 
 from sentinel.durations import Duration
-from sentinel.model import Component, Fleet, Pool, Role, Worker, gpu_component
+from sentinel.model import Component, Fleet, NodePlace, Pool, Role, Worker, gpu_component
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Worth = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -89,6 +90,10 @@ class PoolSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     primary: bool = True
     max_doubtful_drains: Count = 2
     max_domain_share: Fraction = 0.34
+    max_share: Fraction = 1.0
+    decode_per_prefill: Worth = 4.0
+    sessions_per_prefill: Worth = 66.0
+    context_tokens: Count = 8000
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +113,16 @@ class WorkerSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class NodeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
+    site: str = ""
+    rack: str = ""
+    domain: str = ""  # NVLink domain
+    tray: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None  # as NVML counts it (trayIndex, a byte)
+    addresses: tuple[str, ...] = ()
+    leaves: dict[str, str] = {}  # InfiniBand device → leaf switch
+
+
+class TopologySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    asics: tuple[str, ...] = ()  # NVLink index → switch ASIC
 
 
 class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +134,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pools: tuple[PoolSettings, ...] = ()
     workers: tuple[WorkerSettings, ...] = ()
     nodes: tuple[NodeSettings, ...] = ()
+    topology: TopologySettings = TopologySettings()
 
     def fleet(self) -> Fleet:
         """The configured picture in the model's nouns."""
@@ -128,4 +144,11 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             gpus = tuple(gpu_component(c.node, c.gpu or "") for c in map(Component.parse, w.gpus))
             nodes = w.nodes or tuple(dict.fromkeys(g.node for g in gpus))
             workers.append(Worker(**{**msgspec.structs.asdict(w), "gpus": gpus, "nodes": nodes}))
-        return Fleet(pools=pools, workers=tuple(workers), nodes=tuple(n.name for n in self.nodes))
+        places = (NodePlace(node=n.name, **{k: v for k, v in msgspec.structs.asdict(n).items() if k != "name"}) for n in self.nodes)
+        return Fleet(
+            pools=pools,
+            workers=tuple(workers),
+            nodes=tuple(n.name for n in self.nodes),
+            places=tuple(p for p in places if p != NodePlace(node=p.node)),  # those that the file says something about
+            asics=self.topology.asics,
+        )

@@ -92,6 +92,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "pools": config.PoolSettings,
     "workers": config.WorkerSettings,
     "nodes": config.NodeSettings,
+    "topology": config.TopologySettings,
 }
 
 
