@@ -13,6 +13,7 @@ What always holds:
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,6 +90,14 @@ class Conditions:
             condition.present = condition.raised = True
             return Change.RAISED
         return Change.NOTHING
+
+    def rules_changed(self, rule_for: Callable[[Finding], object | None], alike: Callable[[object, object], bool]) -> None:
+        """Other rules are in force: what is treated ``alike`` keeps its count, the rest is raised anew under its new rule."""
+        for condition in self._all.values():
+            if condition.rule is not None:
+                now = rule_for(condition.finding)
+                if now is not None and alike(condition.rule, now):
+                    condition.rule = now
 
     def _fold_event(self, key: tuple[Component, str], finding: Finding, at: float) -> Change:
         counted = self._events.get(finding.id)

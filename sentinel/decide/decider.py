@@ -17,12 +17,13 @@ from sentinel.decide import budget, explain
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
 from sentinel.decide.drain import Drains
-from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, Reported, Restored, Tick, Watched
+from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, PolicyLoaded, Reported, Restored, Tick, Watched
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.past import Past
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
+from sentinel.decide.reload import take_policy
 from sentinel.decide.repair import repair_target
 from sentinel.decide.silence import Silence
 from sentinel.decide.systemic import Systemic, systemic_check
@@ -60,6 +61,8 @@ class Decider:
 
     def _fold(self, event: AnyEvent) -> None:
         match event:
+            case PolicyLoaded():
+                take_policy(self.p, self.incidents, self.waiting, self.systemic, event.text)
             case FleetLoaded():
                 self.p.load_fleet(event.fleet)
                 self.waiting.take_up()

@@ -33,13 +33,14 @@ class FleetLoaded(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True
 
 
 class PolicyLoaded(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The rules, already checked (``load_policy``), whenever they change: a decision replays under the rules of its time."""
+    """The rules, already checked (``load_policy``): the first event of every leadership, and again whenever they change, so that
+    a decision replays under the rules of its time."""
 
     text: str
 
 
 class Restored(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What an earlier leader had decided; the first event after FleetLoaded on taking over."""
+    """What an earlier leader had decided; the first event after PolicyLoaded and FleetLoaded on taking over."""
 
     epoch: int
     incidents: tuple[Incident, ...] = ()

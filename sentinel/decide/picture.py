@@ -103,6 +103,11 @@ class Picture:
         self._records: dict[tuple[str, str], Record | Forget] = {}
         self._effects: list[AnyEffect] = []
 
+    def use_policy(self, policy: Policy) -> None:
+        self.policy = policy
+        self.rules = Rulebook(policy)
+        self._changed = None  # what a worker is worth in the route table may depend on it
+
     # -- saying what to do ------------------------------------------------------------------------------------------
 
     def begin(self, cause: str, at: float) -> None:

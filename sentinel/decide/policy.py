@@ -186,6 +186,7 @@ def _hook(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
+@lru_cache(maxsize=8)  # a term begins with it, and the shell has just read the same text
 def load_policy(text: str) -> Policy:
     """Read and check a policy. Raises PolicyError with one sentence when it cannot be used."""
     try:

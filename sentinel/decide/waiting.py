@@ -17,7 +17,7 @@ from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Rule
 from sentinel.decide.systemic import systemic_check
-from sentinel.model import Finding, Hold, Incident, Urgency, Worker
+from sentinel.model import Finding, Hold, Incident, Response, Urgency, Worker
 
 
 class Kept(NamedTuple):
@@ -80,6 +80,16 @@ class Waiting:
                 if self.p.conditions.stands(finding):
                     for worker in self.p.touching(finding.component):
                         self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, ""))
+
+    def rules_changed(self) -> None:
+        """Other rules are in force: what is kept in is kept by them, or by nobody; what only now would be taken out joins it."""
+        for key, kept in list(self._kept.items()):
+            rule = self.p.rules.rule_for(kept.finding)
+            if rule is None or rule.response is Response.NONE:
+                del self._kept[key]
+            else:
+                self._kept[key] = kept._replace(rule=rule)
+        self.take_up()
 
     def _brought_back(self) -> None:
         """A person who holds a worker in may have called its drain off: the fault stands all the same."""

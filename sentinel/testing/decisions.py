@@ -23,6 +23,7 @@ from sentinel.decide.events import (
     FleetLoaded,
     Forget,
     Look,
+    PolicyLoaded,
     Record,
     Reported,
     Restored,
@@ -30,7 +31,7 @@ from sentinel.decide.events import (
     Tick,
     Watched,
 )
-from sentinel.decide.policy import Policy, default_policy
+from sentinel.decide.policy import Policy, default_policy, default_policy_text, load_policy
 from sentinel.model import (
     Action,
     Component,
@@ -99,6 +100,7 @@ class World:
     def __init__(self, fleet: Fleet | None = None, policy: Policy | None = None) -> None:
         self.fleet = fleet or rack()
         self.policy = policy or default_policy()
+        self.rules = "" if policy else default_policy_text()  # their text, where it is known: told first by every leader
         self.now = 1_000_000.0
         self.outcomes: Callable[[AnyEffect], bool | None] = lambda effect: True
         self.held: Callable[[AnyEffect], bool] = lambda effect: False  # effects that have not ended yet
@@ -118,6 +120,8 @@ class World:
         """A (new) leader takes over from what is in the store; soft state is lost."""
         self._epoch += 1
         self.decider = Decider(self.policy)
+        if self.rules:
+            self.handle(PolicyLoaded(id=self._id(), at=self.now, text=self.rules))
         self.handle(FleetLoaded(id=self._id(), at=self.now, fleet=self.fleet))
         kinds = {kind: tuple(v for (k, _), v in self.store.items() if k == kind) for kind in ("incident", "drain", "hold")}
         self.handle(
@@ -138,6 +142,12 @@ class World:
         """The configuration changed under the leader."""
         self.fleet = fleet
         self.handle(FleetLoaded(id=self._id(), at=self.now, fleet=fleet))
+        self.settle()
+
+    def use_policy(self, text: str) -> None:
+        """The rules changed under the leader. Raises PolicyError, as the shell would, when they cannot be used."""
+        self.policy, self.rules = load_policy(text), text
+        self.handle(PolicyLoaded(id=self._id(), at=self.now, text=text))
         self.settle()
 
     def handle(self, event: AnyEvent) -> list[AnyInstruction]:
