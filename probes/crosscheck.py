@@ -5,8 +5,8 @@ readings of the probes ``kernel_log`` and ``gpu`` as they come, and its only sta
 holds:
 
 * What it finds is about the monitor, never about hardware: both are events, neither takes a GPU.
-* Compared is whether there is one, by GPU and code within ``WINDOW_S``, not how many: either side may fold or drop repeats.
-* Nothing is missed that could not have been heard: not within ``WINDOW_S`` of the time from which the log is read or the GPU
+* Compared is whether there is one, by GPU and code within ``match_s``, not how many: either side may fold or drop repeats.
+* Nothing is missed that could not have been heard: not within ``match_s`` of the time from which the log is read or the GPU
   listened to, not while the log cannot be read (then nothing is judged until it can) and not across records that it lost.
 * Only the kernel's own lines count: the reading holds no others, so that a line written by user space satisfies nothing.
 
@@ -24,13 +24,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from probes.catalog import xids
+from probes.thresholds import limits
 from probes.xid import FallenLine, Unreadable, XidLine, read_line
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
-WINDOW_S = 60.0
-KEEP_S = 5 * WINDOW_S  # what was heard is kept so long, and a question that nobody can answer is dropped
-APART_S = 10.0  # less than this apart, one time span
-AGAIN_S = 3600.0  # the same about one GPU and code is not said again before
+APART_S = 10.0  # less than this apart, one span of time is kept
 KINDS, PENDING = 512, 256  # kinds of lines and numbers, and questions, kept at once
 # Codes that others have received as NVML events in the field: 13, 31, 43, 45, 68 and 109 by NVIDIA/k8s-device-plugin (the list that
 # it passes over, #1340), 48 by GKE's device plugin (container-engine-accelerators#175), 43 by dra-driver-nvidia-gpu#689 on GH200.
@@ -55,7 +53,7 @@ def _lines(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     if booted is None:
         return []
     now = reading.at - float(booted)
-    skipped = data.get("skipped", {})
+    skipped, window = data.get("skipped", {}), limits().kernel_log.match_s
     if data.get("lost") or data.get("overruns") or skipped.get("malformed") or skipped.get("oversized"):
         memory["read_since"] = now  # what is missing was lost, and that has a finding of its own
     since = memory.setdefault("read_since", now)
@@ -77,9 +75,9 @@ def _lines(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     for pci, code, after, at, count in memory.get("numbers_missing_lines", ()):
         if _near(lines, [_key(pci, code), _key(None, code), _key(None, None)], after, at):
             continue
-        if now < at + WINDOW_S or data.get("more"):
+        if now < at + window or data.get("more"):
             waiting.append([pci, code, after, at, count])
-        elif after - WINDOW_S >= since and _news(memory, f"line {pci} {code}", now):
+        elif after - window >= since and _news(memory, f"line {pci} {code}", now):
             found.append(_missed_line(reading, pci, code, at=reading.at - (now - at), count=count))
     memory["numbers_missing_lines"] = waiting
     _prune(lines, now)  # last: a log that is read late answers old questions
@@ -91,7 +89,7 @@ def _numbers(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     events = reading.data.get("xid_events")
     if not events:
         return []  # this driver's process has no listener: not measured
-    now, listening = float(events["now"]), events["listening"]
+    now, listening, window = float(events["now"]), events["listening"], limits().kernel_log.match_s
     numbers: Spans = memory.setdefault("numbers", {})
     lines: Spans = memory.setdefault("lines", {})
     owed: list[list[Any]] = memory.setdefault("numbers_missing_lines", [])
@@ -103,7 +101,7 @@ def _numbers(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
         if pci is None or told["count"] == counts.get(key):
             continue
         _add(numbers, key, after, at)
-        asked = after - WINDOW_S >= told["since"] and at > now - KEEP_S + WINDOW_S  # else its line may be forgotten already
+        asked = after - window >= told["since"] and at > now - _kept_s() + window  # else its line may be forgotten already
         if asked and not _near(lines, [key, _key(None, code), _key(None, None)], after, at):
             _owe(owed, [pci, code, after, at, told["count"]])
     _prune(numbers, now)
@@ -111,11 +109,11 @@ def _numbers(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     found, waiting = [], []
     for pci, code, at, text in memory.get("lines_missing_numbers", ()):
         since = listening.get(pci)
-        if _near(numbers, [_key(pci, code)], at, at) or now > at + KEEP_S:
+        if _near(numbers, [_key(pci, code)], at, at) or now > at + _kept_s():
             continue
-        if now < at + WINDOW_S or since is None:
+        if now < at + window or since is None:
             waiting.append([pci, code, at, text])
-        elif since <= at - WINDOW_S and _news(memory, f"number {pci} {code}", now):
+        elif since <= at - window and _news(memory, f"number {pci} {code}", now):
             found.append(_missed_number(reading, pci, code, at=reading.at - (now - at), text=text))
     memory["lines_missing_numbers"] = waiting
     return found
@@ -151,9 +149,9 @@ def _finding(reading: Reading, check: str, where: Component, *, pci: str, code: 
 
 
 def _news(memory: dict[str, Any], what: str, now: float) -> bool:
-    """Whether this was not said within the last hour: a driver that never tells of a code would say so at every line."""
+    """Whether this was not said lately: a driver that never tells of a code would say so at every line."""
     said: dict[str, float] = memory.setdefault("said", {})
-    if what in said and now - said[what] < AGAIN_S:
+    if what in said and now - said[what] < limits().kernel_log.match_again_s:
         return False
     said.pop(what, None)
     said[what] = now
@@ -163,6 +161,11 @@ def _news(memory: dict[str, Any], what: str, now: float) -> bool:
 
 
 # -- what was heard when ------------------------------------------------------------------------------------------------------
+
+
+def _kept_s() -> float:
+    """How long what was heard is kept; a question that nobody could answer by then is dropped."""
+    return 5 * limits().kernel_log.match_s
 
 
 def _key(pci: str | None, code: int | None) -> str:
@@ -182,12 +185,14 @@ def _add(spans: Spans, key: str, start: float, end: float) -> None:
 
 
 def _near(spans: Spans, keys: Iterable[str], start: float, end: float) -> bool:
-    return any(s <= end + WINDOW_S and e >= start - WINDOW_S for key in keys for s, e in spans.get(key, ()))
+    window = limits().kernel_log.match_s
+    return any(s <= end + window and e >= start - window for key in keys for s, e in spans.get(key, ()))
 
 
 def _prune(spans: Spans, now: float) -> None:
+    oldest = now - _kept_s()
     for key in list(spans):
-        spans[key] = [span for span in spans[key] if span[1] >= now - KEEP_S]
+        spans[key] = [span for span in spans[key] if span[1] >= oldest]
         if not spans[key]:
             del spans[key]
 

@@ -105,6 +105,8 @@ class KernelLog(Table, frozen=True, kw_only=True):
     look_back_s: Seconds
     remember_s: Seconds
     echo_s: Seconds
+    match_s: Seconds
+    match_again_s: Seconds
 
 
 class ServingLog(Table, frozen=True, kw_only=True):
