@@ -37,7 +37,7 @@ async def run(settings: Settings, config_path: Path) -> int:
     own = settings.controller
     if own is None:
         raise ConfigError(f"{config_path}: has no [controller] table; wanted one on a host that runs 'sentinel controller'")
-    policy = _policy(own)
+    policy, rules = _policy(own)
     service, stopping, reloading = Service(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -52,7 +52,7 @@ async def run(settings: Settings, config_path: Path) -> int:
         stack.push_async_callback(store.close)
         metrics, desk = Metrics(), CommandDesk()
         controller = Controller(
-            own, settings.fleet(), store=store, desk=desk, decider=partial(Decider, policy), metrics=metrics,
+            own, settings.fleet(), store=store, desk=desk, decider=partial(Decider, policy), policy=rules, metrics=metrics,
             serving=Serving.open(settings.dynamo, hands=desk, keep=store.kept, routes=store.routes, session=session),
             pager=build_pager(settings.paging, session, metrics.registry), runbooks=settings.paging.runbooks,
         )  # fmt: skip
@@ -64,7 +64,7 @@ async def run(settings: Settings, config_path: Path) -> int:
             for name, work in (
                 ("signal", stopping.wait()),
                 ("leader", controller.wait()),
-                ("reload", _reload(reloading, controller, service, config_path, settings=settings, policy=policy)),
+                ("reload", _reload(reloading, controller, service, config_path, settings=settings, policy=rules)),
             )
         }
         watchdog = asyncio.create_task(service.watchdog(controller.alive), name="watchdog")
@@ -82,7 +82,7 @@ async def run(settings: Settings, config_path: Path) -> int:
 
 
 async def _reload(
-    asked: asyncio.Event, controller: Controller, service: Service, path: Path, *, settings: Settings, policy: Policy
+    asked: asyncio.Event, controller: Controller, service: Service, path: Path, *, settings: Settings, policy: str
 ) -> None:
     """Re-read the file whenever ``asked`` is set; a bad one keeps everything as it is."""
     while True:
@@ -93,7 +93,7 @@ async def _reload(
             new = load(path)
             if new.controller is None:
                 raise ConfigError(f"{path}: has no [controller] table any more")
-            changed = _policy(new.controller)
+            rules, text = _policy(new.controller)
         except ConfigError as error:
             log.warning("the changed configuration is not used; the one of before stays in force", error=str(error))
             service.ready(f"listens on {controller.url}; the changed configuration is not used: {error}")
@@ -105,17 +105,17 @@ async def _reload(
             settings.controller, policy=None
         ):
             log.warning("of [controller], only a changed policy takes effect without a restart")
-        # A decider is made for one policy, so another policy is another leadership, from what is durable.
-        maker = None if changed == policy else partial(Decider, changed)
-        await controller.reload(new.fleet(), maker)
-        settings, policy = new, changed
-        log.info("configuration read again", workers=len(new.workers), new_policy=maker is not None)
+        await controller.reload(new.fleet(), text)
+        log.info("configuration read again", workers=len(new.workers), new_policy=text != policy, mode=rules.mode.value)
+        settings, policy = new, text
         service.ready(f"listens on {controller.url}")
 
 
-def _policy(settings: ControllerSettings) -> Policy:
+def _policy(settings: ControllerSettings) -> tuple[Policy, str]:
+    """The rules, and their text."""
     try:
-        return load_policy(settings.policy.read_text("utf-8") if settings.policy else default_policy_text())
+        text = settings.policy.read_text("utf-8") if settings.policy else default_policy_text()
+        return load_policy(text), text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"controller.policy: {settings.policy} cannot be read: {error}") from None
     except PolicyError as error:

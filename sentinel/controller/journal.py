@@ -6,7 +6,7 @@ This module exists so that a decision can be replayed, explained and backtested 
 * The journal is bounded: the oldest files go first. It is never appended to by a second run, so that a line cut short by a
   crash stays the last of its file, where reading tolerates it.
 * A journal that cannot be written (a full disk) never stops decisions; it is said once, counted, and tried again.
-* Each leadership begins with FleetLoaded and Restored, so that every stretch between two of them replays by itself.
+* Each leadership begins with PolicyLoaded, FleetLoaded and Restored, so that every stretch between two of them replays by itself.
 """
 
 from __future__ import annotations

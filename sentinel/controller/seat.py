@@ -32,6 +32,7 @@ from sentinel.controller.leader import Leader, Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Gauges, Metrics
 from sentinel.controller.term import Serves, Term
+from sentinel.decide.policy import default_policy_text
 from sentinel.model import Fleet
 from sentinel.store import Store, StoreError
 
@@ -54,15 +55,18 @@ class Controller:
         desk: CommandDesk,
         pager: Pager,
         decider: Callable[[], Decides],
+        policy: str = "",
         runbooks: str = "",
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``runbooks``: base of the links in pages, ours when empty. Raises ConfigError when a file is wrong."""
+        """``policy``: text of the rules, checked; the shipped ones when empty. ``runbooks``: base of the links in pages, ours when
+        empty. Raises ConfigError when a file is wrong."""
         self.settings, self.fleet = settings, fleet
         self.name, self.url = settings.name, settings.advertise.rstrip("/")
         self._runbooks = runbooks.rstrip("/")
-        self.decider = decider  # makes a fresh one for each leadership
+        self.decider = decider  # makes a fresh one for each leadership, which is then told the policy
+        self.policy = policy or default_policy_text()
         self._store, self._serving, self._desk, self._pager, self._clock = store, serving, desk, pager, Steady(clock)
         self._metrics = metrics or Metrics()
         self._journal = Journal(settings.journal_dir, settings.journal_max_bytes)
@@ -148,19 +152,12 @@ class Controller:
             await self._runner.cleanup()
         self._journal.close()
 
-    async def reload(self, fleet: Fleet, decider: Callable[[], Decides] | None = None) -> None:
-        """Go on with another fleet and, where one is given, another way to make deciders (another policy)."""
-        self.fleet = fleet
-        if decider is not None:
-            self.decider = decider
-        term = self._current
-        if term is None:
-            return
-        if decider is not None:
-            term.restart()
-            return
-        with contextlib.suppress(SteppedDown):  # the next leadership begins with this fleet anyway
-            await term.reload(fleet)
+    async def reload(self, fleet: Fleet, policy: str) -> None:
+        """Go on with another fleet and another policy (its text, checked); what is the same as before changes nothing."""
+        self.fleet, self.policy = fleet, policy
+        if self._current is not None:
+            with contextlib.suppress(SteppedDown):  # the next leadership begins with these anyway
+                await self._current.reload(fleet, policy)
 
     def alive(self) -> bool:
         """Whether the work makes progress."""
@@ -168,9 +165,10 @@ class Controller:
 
     async def _lead(self, lease: Lease) -> bool:
         term = self._current = Term(
-            lease=lease, decider=self.decider(), fleet=self.fleet, store=self._store.decisions, serving=self._serving,
-            desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics, tick=float(self.settings.tick),
-            watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks", clock=self._clock,
+            lease=lease, decider=self.decider(), fleet=self.fleet, policy=self.policy, store=self._store.decisions,
+            serving=self._serving, desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics,
+            tick=float(self.settings.tick), watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks",
+            clock=self._clock,
             memory=self._memory[1] if self._memory and self._memory[0] == lease.epoch - 1 else None,
         )  # fmt: skip
         try:
@@ -179,7 +177,7 @@ class Controller:
             self._memory = (lease.epoch, term.ledger) if term.led else self._memory
             self._current = None
             self._desk.let_go()
-        return term.again
+        return False
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -1,8 +1,9 @@
 """One leadership, from taking over to stepping down.
 
 This module exists so that nothing of one leadership leaks into the next: the decider, the queue, the lanes and what nodes
-said are made anew each time and thrown away together. What always holds: the first events are FleetLoaded and Restored; the
-effects that an earlier leader left pending are carried out again after that and before the API answers.
+said are made anew each time and thrown away together. What always holds: the first events are PolicyLoaded, FleetLoaded and
+Restored, so that a journal replays under the rules of its time; the effects that an earlier leader left pending are carried out
+again after that and before the API answers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sentinel.controller.leader import Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.watch import Watch
-from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, Restored, Tick
+from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, PolicyLoaded, Restored, Tick
 from sentinel.model import Component, Fleet, Report, Worker, WorkerSeen
 from sentinel.serving import Adapter
 from sentinel.store import Stored, StoreError
@@ -49,6 +50,7 @@ class Term:
         lease: Lease,
         decider: Decides,
         fleet: Fleet,
+        policy: str,
         store: Durable,
         serving: Serves,
         desk: CommandDesk,
@@ -61,12 +63,12 @@ class Term:
         memory: Ledger | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``memory``: what this process had made durable under the epoch just before this one, where it led then."""
+        """``policy``: the text of the rules, already checked. ``memory``: what this process had made durable under the epoch just
+        before this one, where it led then."""
         self.lease, self.began_at, self._memory = lease, clock(), memory
         self.ready = False
         self.led = False  # has been ready: its ledger is what was decided
-        self.again = False  # set by ``restart``: lead on, under a new epoch
-        self._end = asyncio.Event()
+        self._policy = policy
         self._store, self._serving, self._tick, self._clock = store, serving, tick, clock
         numbers = itertools.count(1)
         self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
@@ -89,12 +91,12 @@ class Term:
         return await self.core.submit(event)
 
     async def run(self) -> None:
-        """Lead until the lease is lost, ``restart`` is called, or this is cancelled."""
+        """Lead until the lease is lost or this is cancelled."""
         core = asyncio.create_task(self.core.run(), name="core")
         tasks: list[asyncio.Task[Any]] = [core]
         try:
             await self._take_over()
-            tasks += [asyncio.create_task(self._ticks(), name="ticks"), asyncio.create_task(self._end.wait(), name="restart")]
+            tasks.append(asyncio.create_task(self._ticks(), name="ticks"))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except SteppedDown:
             pass
@@ -109,13 +111,11 @@ class Term:
             if isinstance(end, Exception) and not isinstance(end, SteppedDown):
                 raise end
 
-    def restart(self) -> None:
-        """End this term and begin another from what is durable (the policy changed)."""
-        self.again = True
-        self._end.set()
-
-    async def reload(self, fleet: Fleet) -> None:
-        """Go on with another configured fleet."""
+    async def reload(self, fleet: Fleet, policy: str) -> None:
+        """Go on under these rules, already checked, and with this configured fleet."""
+        if policy != self._policy:
+            self._policy = policy
+            await self.feed(PolicyLoaded(id=self.new_id(), at=self._clock(), text=policy))
         self.ledger.load_fleet(fleet)
         await self.feed(FleetLoaded(id=self.new_id(), at=self._clock(), fleet=fleet))
         self._watch.follow(fleet.workers)
@@ -140,6 +140,7 @@ class Term:
             loaded = await self._write_again(self._memory)
         pending = self.ledger.restore(loaded)
         now = self._clock()
+        policy = self.core.submit(PolicyLoaded(id=self.new_id(), at=now, text=self._policy))
         fleet = self.core.submit(FleetLoaded(id=self.new_id(), at=now, fleet=self.ledger.fleet))
         restored = self.core.submit(
             Restored(
@@ -148,8 +149,8 @@ class Term:
                 pending=tuple(e.id for e in pending),
             )
         )
-        await fleet
-        await restored
+        for told in (policy, fleet, restored):
+            await told
         if pending:
             log.info("carrying out what an earlier leader left pending", effects=[f"{type(e).__name__} {e.id}" for e in pending])
         self._effects.begin(pending)

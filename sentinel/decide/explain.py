@@ -26,6 +26,7 @@ def status(p: Picture) -> dict[str, Any]:
         present.setdefault(condition.finding.component.node, set()).add(condition.finding.check)
     return {
         "epoch": p.epoch,
+        "mode": p.policy.mode.value,
         "at": p.now,
         "nodes": [_node(p, name, present.get(name, set())) for name in sorted(p.nodes)],
         "workers": [_worker(p, w) for w in p.workers.values()],

@@ -305,26 +305,32 @@ class TestKilledLeader:
                 await asyncio.sleep(0.02)
         assert await workers() == ["a", "b", "c"]
 
-    async def test_a_new_policy_is_a_new_leadership_of_the_same_controller(self, site: Site) -> None:
-        """Another policy takes effect by SIGHUP: the same controller leads on under a new epoch, with what was decided before."""
+    async def test_a_new_policy_takes_effect_in_the_same_leadership(self, site: Site) -> None:
+        """Another policy takes effect by SIGHUP under the same epoch; one that cannot be used is refused and the last one stays."""
         await standing_by(site, "c2")
         leader = site.callers["c1"]
         site.receiver.running["a"] = 1
         await leader.post("/v1/ask", {"verb": "drain", "target": "a", "reason": "x", "deadline_s": 60})
         before = (await leader.get("/v1/status"))[1]["leader"]["epoch"]
         policy = site.directory / "policy.toml"
-        policy.write_text(default_policy_text().replace('retry = "5s"', 'retry = "6s"'))
+        policy.write_text(default_policy_text().replace('mode = "enforce"', 'mode = "observe"'))
         file = site.directory / "c1.toml"
         file.write_text(file.read_text().replace("tick =", f'policy = "{policy}"\ntick =', 1))
         os.kill(site.processes["c1"].pid, signal.SIGHUP)
 
-        async def epoch() -> int:
-            status, body = await leader.get("/v1/status")
-            return int(body["leader"]["epoch"]) if status == 200 else 0
+        async def told() -> dict[str, Any]:
+            return (await leader.get("/v1/status"))[1]
 
         async with asyncio.timeout(10):
-            while await epoch() <= before:
+            while (await told())["mode"] != "observe":
                 await asyncio.sleep(0.02)
+        policy.write_text(default_policy_text().replace("[pace]", "[pase]"))
+        os.kill(site.processes["c1"].pid, signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while "is not used" not in (site.directory / "c1.log").read_text():
+                await asyncio.sleep(0.02)
+        now = await told()
+        assert (now["mode"], now["leader"]["epoch"]) == ("observe", before)
         assert "a" in await site.drains(leader)
         site.receiver.running["a"] = 0
         await state(site, leader, "a", "out")
