@@ -18,6 +18,7 @@ import msgspec
 
 from probes import fabric_log, kernel_episodes, monitors, nic_text, pasted, pasted_imex, serving_lines, serving_log, smi
 from probes.catalog import DRAINS
+from probes.thresholds import limits
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
 Reader = Callable[[str, str], Iterable[Reading]]
@@ -125,7 +126,7 @@ def _incidents(live: list[Finding]) -> int:
                 links.setdefault(link, set()).add(where)
         culprits.add(where)
     for gpus in links.values():
-        if len(gpus) >= 3:
+        if len(gpus) >= limits().nvlink.one_switch_gpus:
             culprits = (culprits - gpus) | {"one switch"}
     return len(culprits)
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from probes import Context, ProbeError
 from probes.c2c import judge_c2c
-from probes.gpu_policy import GONE, HUNG_LIKELY_S, HUNG_SURE_S, clusters, judge_gpu
+from probes.gpu_policy import GONE, clusters, judge_gpu
 from probes.gpu_wear import judge_wear
 from probes.judging import Judge
 from probes.nvlink_counters import judge_links
 from probes.pci import off_bus
 from probes.profile import expected_for
+from probes.thresholds import limits
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, Suspect, gpu_component, pci_address
 
 NO_LIBRARY, NOT_LOADED, MISMATCH = 12, 9, 18  # NVML return codes of initialisation
@@ -143,8 +144,8 @@ def _driver(j: Judge, reading: Reading, wanted: int | None, version: Any) -> boo
 
 
 def _hung(j: Judge, component: Component, seconds: float | None) -> None:
-    lasting = seconds or 0.0
-    certainty = 1.0 if lasting >= HUNG_SURE_S else 0.8 if lasting >= HUNG_LIKELY_S else 0.5
+    lasting, t = seconds or 0.0, limits().gpu
+    certainty = 1.0 if lasting >= t.hung_sure_s else 0.8 if lasting >= t.hung_likely_s else 0.5
     j.state("driver.hung", component, seconds is not None, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=certainty,
             evidence=(f"hung_s={lasting:.1f}",), facts={"hung_s": lasting},
             summary=f"A call into the GPU driver has not come back for {lasting:.0f} s.")
@@ -170,7 +171,7 @@ def _lost(j: Judge, gpus: list[dict[str, Any]], answered: list[dict[str, Any]], 
         error = gpu.get("error")
         code = error.get("code") if error else None
         if error and code in GONE:
-            if code != 15 and j.run("gpu.lost_vague", where, True) < 2:
+            if code != 15 and j.run("gpu.lost_vague", where, True) < limits().gpu.lost_run:
                 continue  # only GpuIsLost is clear at once
             _is_lost(j, where, GONE[code], f"{error.get('text')} ({code})")
         elif error or "failed" in gpu:

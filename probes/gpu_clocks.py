@@ -8,7 +8,7 @@ This module exists so that the three ways in which NVML tells it become one word
 * Power capping and sync boost are normal under load: they are read, shown as evidence, and never a finding.
 
 Sources: nvml.h (NVML_FI_DEV_CLOCKS_EVENT_REASON_*, NVML_FI_DEV_PERF_POLICY_*: nanoseconds below the application clocks by cause,
-since the driver was loaded), Azure healthagent for the mask; where a number is our own judgement the comment says so.
+since the driver was loaded), Azure healthagent for the mask.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
+from probes.thresholds import limits
 from probes.windows import Windows, moment, number, say, table
 from sentinel.model import Action, Component, Severity
 
-# -- thresholds ---------------------------------------------------------------------------------------------------------------
-
 SLOWDOWN_MASK = 0xE8  # HW slowdown, SW and HW thermal, power brake (Azure healthagent); power capping is normal under load
-SLOWDOWN_SHARE, SLOWDOWN_RUN = 0.10, 3  # of the time between two readings, or that many samples in a row (judgement)
-VIOLATION_SHARE, VIOLATION_NEEDS, VIOLATION_OF = 0.10, 3, 5  # of a window of 30 s; windows (judgement)
 THERMAL = "thermal"
 # Not the power limit: an H200 held at its 700 W spent 99.9 % of the time in violation of "power" and none of it in these, nor in
 # "thermal" (measured, driver 580). A moment of them is no fault; minutes are for a person to read (judgement).
@@ -41,12 +38,12 @@ def judge_clocks(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> No
     sampled = None if reasons is None else j.run("gpu.slowdown_sampled", c, bool(reasons & SLOWDOWN_MASK))
     if sampled is None and share is None and hot is None:
         return
-    was = j.was("gpu.clocks_slowdown", c)
-    slow = (share or 0.0) >= SLOWDOWN_SHARE or (sampled or 0) >= SLOWDOWN_RUN or (hot or 0) >= VIOLATION_NEEDS
+    was, t = j.was("gpu.clocks_slowdown", c), limits().gpu
+    slow = (share or 0.0) >= t.slowdown_share or (sampled or 0) >= t.slowdown_run or (hot or 0) >= t.violation_windows.bad
     some = bool(sampled or hot)
     if not slow and some and not was:
         return  # not decided yet
-    windows = f"{hot} of the last {VIOLATION_OF} windows" if hot else ""
+    windows = f"{hot} of the last {t.violation_windows.of} windows" if hot else ""
     part = f"{share:.0%} of the time" if share else windows or f"{sampled} readings in a row"
     j.state("gpu.clocks_slowdown", c, slow or some, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
             facts={"reasons": reasons, "share": share, "windows": hot}, evidence=_evidence(gpu),
@@ -74,14 +71,14 @@ def _violations(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> int
         memory.pop("violations", None)
         return None
     own = memory.setdefault("violations", {"at": at, "ns": {}, "shares": {}})
-    windows, passed = Windows(own), (at - own["at"]) * 1e9
+    windows, passed, t = Windows(own), (at - own["at"]) * 1e9, limits().gpu
     if at != own["at"] or not own["ns"]:
         before, own["ns"], own["at"] = own["ns"], {n: v for n, v in counters.items() if number(v) is not None}, at
         for name in (THERMAL, *LIMITS):
             now, then = number(own["ns"].get(name)), number(before.get(name))
             if now is not None and then is not None and now >= then and passed > 0:  # a smaller one began anew
                 own["shares"][name] = share = round((now - then) / passed, 3)
-                windows.push(name, share >= VIOLATION_SHARE, VIOLATION_OF)
+                windows.push(name, share >= t.violation_share, t.violation_windows.of)
     for name in LIMITS:
         if name in own["shares"]:
             _limited(j, c, name, own, _evidence(gpu))
@@ -89,12 +86,12 @@ def _violations(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> int
 
 
 def _limited(j: Judge, c: Component, name: str, own: dict[str, Any], evidence: tuple[str, ...]) -> None:
-    check, bad = f"gpu.clocks_{name}", Windows(own).count(name)
-    if bad and bad < VIOLATION_NEEDS and not j.was(check, c):
+    check, bad, t = f"gpu.clocks_{name}", Windows(own).count(name), limits().gpu
+    if bad and bad < t.violation_windows.bad and not j.was(check, c):
         return  # not decided yet
     say(j, own, check, c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.6, evidence=evidence,
         facts={"share": own["shares"][name], "windows": bad},
-        summary=f"{LIMITS[name]} held the GPU's clocks down in {bad} of the last {VIOLATION_OF} windows.")
+        summary=f"{LIMITS[name]} held the GPU's clocks down in {bad} of the last {t.violation_windows.of} windows.")
 
 
 def _evidence(gpu: Gpu) -> tuple[str, ...]:

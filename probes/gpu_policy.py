@@ -1,4 +1,4 @@
-"""What the values of one GPU mean: every threshold in one table, every judgement a small pure function.
+"""What the values of one GPU mean: every number in ``thresholds.toml``, every judgement a small pure function.
 
 This module exists so that a verdict about a GPU can be read, cited and tested without a GPU. What always holds:
 
@@ -6,8 +6,7 @@ This module exists so that a verdict about a GPU can be read, cited and tested w
 * A value that one odd sample can fake must repeat before it is said (``run``); rates come from counters between two readings.
 * Memory is plain JSON values, one table per GPU.
 
-Sources: nvml.h by its field and constant names, NVIDIA DCGM 4.6 (DcgmHealthWatch), NVIDIA Health Validation for GB200 ("HV"),
-Azure healthagent; where a number is our own judgement the comment says so.
+Sources: nvml.h by its field and constant names, NVIDIA DCGM 4.6 (DcgmHealthWatch), Azure healthagent.
 """
 
 from __future__ import annotations
@@ -17,17 +16,9 @@ from typing import Any
 
 from probes.gpu_clocks import judge_clocks
 from probes.judging import Judge
+from probes.thresholds import limits
 from sentinel.model import Action, Component, Severity, Suspect
 
-# -- thresholds ---------------------------------------------------------------------------------------------------------------
-
-HUNG_LIKELY_S, HUNG_SURE_S = 60.0, 180.0  # a GSP call gives up after 45 s (Xid 119, open-gpu-kernel-modules#446); then four of them
-FABRIC_GRACE_S = 300.0  # registration after a boot or reset is normal (DCGM: in progress is WARN); five minutes is our judgement
-FABRIC_RECOVERY_S = 60.0  # DCGM fails a recovery at once; a recovery that ends within a minute needs nobody (judgement)
-MARGIN_HOT_C, MARGIN_COOL_C = 0, 5  # T.limit headroom: <= 0 is throttling (nvml.h); 5 °C of hysteresis (judgement)
-POWER_MOST_MW, POWER_LEAST_MW, POWER_RUN = 1_500_000, 65_000, 3  # HV: 65..1500 W on GB200; one odd sample is transient
-ROWS_MOST = 512  # uncorrectable remaps: DCGM fails above
-PCIE_RUN, PCIE_LOAD_PERCENT = 3, 50  # links train down when idle, so generation counts under load only (judgement)
 NVL72_LINKS = 18  # NVLinks of a GB200/GB300 GPU, all to switches (HV expected_link_count)
 LINK_INACTIVE, LINK_DISABLED = 0, 3  # nvml.h NVML_NVLINK_STATE_*; 1 active and 2 sleep are healthy
 
@@ -96,7 +87,7 @@ def _memory_rows(j: Judge, c: Component, gpu: Gpu) -> None:
         j.state("gpu.row_remap_failure", c, failure, severity=Severity.FATAL, action=Action.CONTACT_SUPPORT, evidence=evidence,
                 summary="A bad memory row could not be set aside: no spare row is left where it is needed.")
     if histogram is not None or bad is not None:
-        without, many = (histogram or {}).get("none", 0), (bad or 0) > ROWS_MOST
+        without, many = (histogram or {}).get("none", 0), (bad or 0) > limits().gpu.rows_most
         j.state("gpu.row_remap_spares", c, bool(without) or many, severity=Severity.WARNING if many else Severity.INFO,
                 action=Action.CONTACT_SUPPORT if many else Action.NONE, evidence=evidence,
                 summary=f"{without} memory banks have no spare row left; {bad or 0} rows were set aside for uncorrectable errors.")
@@ -140,7 +131,7 @@ def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
     if not state:  # None: not measured; 0: this GPU knows no fabric
         return
     waits = j.lasts_s("gpu.fabric_waits", c, state in (1, 2))
-    if state in (1, 2) and waits < FABRIC_GRACE_S:
+    if state in (1, 2) and waits < limits().fabric.joining_s:
         return  # normal after a boot or a reset
     evidence = _values(gpu, "fabric_state", "fabric_status", "fabric_clique", "fabric_cluster")
     # Compute trays of an NVL72 run no Fabric Manager; an HGX baseboard waits for one.
@@ -168,7 +159,7 @@ def _fabric_health(j: Judge, c: Component, gpu: Gpu) -> None:
     configuration = mask >> 8 & 0xF
     if configuration > 1:
         broken.append(f"configuration: {CONFIGURATION.get(configuration, f'unknown value {configuration}')}")
-    stuck = j.lasts_s("gpu.fabric_recovers", c, bool(recovering)) >= FABRIC_RECOVERY_S
+    stuck = j.lasts_s("gpu.fabric_recovers", c, bool(recovering)) >= limits().fabric.recovering_s
     fatal = bool(broken) or stuck
     odd = [f"summary {summary}"] if summary in (2, 3) else []  # UNHEALTHY, LIMITED_CAPACITY
     wrong = broken + recovering + away + odd
@@ -209,7 +200,8 @@ def _thermal(j: Judge, c: Component, gpu: Gpu) -> None:
     margin = gpu.get("margin_c")
     if margin is None:
         return
-    hot = margin <= (MARGIN_COOL_C if j.was("gpu.thermal", c) else MARGIN_HOT_C)
+    t = limits().gpu
+    hot = margin <= (t.margin_cool_c if j.was("gpu.thermal", c) else t.margin_hot_c)
     j.state("gpu.thermal", c, hot, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
             evidence=_values(gpu, "margin_c", "temperature_c", "memory_temperature_c"),
             summary=f"The GPU is {margin} °C below the temperature at which it slows down.")
@@ -219,8 +211,9 @@ def _power(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
     power = gpu.get("power_average_mw")
     if power is None:
         return
-    least = POWER_LEAST_MW if nvl72 else 1  # other boards idle lower; zero is a sensor that does not answer
-    there = j.steady("gpu.power", c, not least <= power <= POWER_MOST_MW, POWER_RUN)
+    t = limits().gpu
+    least = t.power_least_mw if nvl72 else 1  # other boards idle lower; zero is a sensor that does not answer
+    there = j.steady("gpu.power", c, not least <= power <= t.power_most_mw, t.power_run)
     if there is not None:
         j.state("gpu.power", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
                 evidence=_values(gpu, "power_average_mw", "power_instant_mw", "power_limit_mw"),
@@ -228,18 +221,20 @@ def _power(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
 
 
 def _pcie(j: Judge, c: Component, gpu: Gpu) -> None:
+    t = limits().gpu
+
     def less(check: str, what: str, loaded: bool) -> None:
         now, most = gpu.get(f"pcie_{what}"), gpu.get(f"pcie_{what}_max")
         if not now or not most or not loaded:
             return
-        there = j.steady(check, c, now < most, PCIE_RUN)
+        there = j.steady(check, c, now < most, t.pcie_run)
         if there is not None:
             j.state(check, c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
                     evidence=_values(gpu, "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max", "utilization_percent"),
                     summary=f"Its PCIe link runs at {what} {now}; it could at {most}.")
 
     less("gpu.pcie_width", "width", loaded=True)
-    less("gpu.pcie_gen", "gen", loaded=(gpu.get("utilization_percent") or 0) >= PCIE_LOAD_PERCENT)
+    less("gpu.pcie_gen", "gen", loaded=(gpu.get("utilization_percent") or 0) >= t.pcie_load_percent)
 
 
 def _values(gpu: Gpu, *names: str) -> tuple[str, ...]:

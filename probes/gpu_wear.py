@@ -4,8 +4,7 @@ This module exists for the faults that no single reading shows: a GPU that corre
 behind green lights. What always holds: nothing here is fatal; a rate counts only over a window in which the GPU was at work,
 or in which there were errors anyway; a counter that became smaller began anew.
 
-Sources: DCGM (replays a minute by lanes and speed of the PCIe link; its own limit of 10 corrected errors a minute is marked
-there as made up), nvml.h (repair status, bank remapping); where a number is our own judgement the comment says so.
+Sources: DCGM (replays a minute by lanes and speed of the PCIe link), nvml.h (repair status, bank remapping).
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from probes.judging import Judge
+from probes.thresholds import limits
 from probes.windows import Meter, Windows, moment, number, say, table
 from sentinel.model import Action, Component, Severity
 
-WINDOW_S = 30.0
-STORM_PER_S, FLOOD_PER_S = 10.0, 1000.0  # corrected memory errors (judgement: a healthy GPU has a few a day)
-STORM_NEEDS, STORM_OF = 3, 5  # windows
-AT_WORK_PERCENT = 20  # utilization from which a window without errors says that there are none (judgement)
-REPLAY_SHARE, REPLAY_NEEDS, REPLAY_OF = 0.06, 3, 5  # DCGM: lanes x GT/s x 0.06 a minute, rounded up; windows (judgement)
 GIGATRANSFERS = {1: 2.5, 2: 5, 3: 8, 4: 16, 5: 32, 6: 64}  # by PCIe generation
 
 
@@ -49,20 +44,21 @@ def judge_wear(j: Judge, c: Component, gpu: Mapping[str, Any], memory: dict[str,
 
 def _storm(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]) -> None:
     value = number(gpu.get("ecc_corrected_volatile"))
-    window = Meter(own, "ecc", WINDOW_S).read(value, j.at)
+    t = limits().gpu
+    window = Meter(own, "ecc", t.ecc_window_s).read(value, j.at)
     windows = Windows(own)
     if window:
         rise, seconds = window
-        if rise or (number(gpu.get("utilization_percent")) or 0) >= AT_WORK_PERCENT:
-            windows.push("ecc", rise >= STORM_PER_S * seconds, STORM_OF)
+        if rise or (number(gpu.get("utilization_percent")) or 0) >= t.ecc_load_percent:
+            windows.push("ecc", rise >= t.ecc_storm_per_s * seconds, t.ecc_storm_windows.of)
             own["ecc_per_s"] = round(rise / seconds, 3)
     if value is None or "ecc_per_s" not in own:
         return
     bad, rate = windows.count("ecc"), own["ecc_per_s"]
-    if bad and bad < STORM_NEEDS and not j.was("gpu.ecc_storm", c):
+    if bad and bad < t.ecc_storm_windows.bad and not j.was("gpu.ecc_storm", c):
         return  # not decided yet
     say(j, own, "gpu.ecc_storm", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT,
-        certainty=0.9 if rate >= FLOOD_PER_S else 0.8, facts={"per_s": rate},
+        certainty=0.9 if rate >= t.ecc_flood_per_s else 0.8, facts={"per_s": rate},
         evidence=(f"ecc_corrected_volatile={value}", f"corrected per second: {rate}"),
         summary=f"The GPU corrects {rate:.0f} memory errors a second: still right, but slow, often the first sign of worse.")
 
@@ -73,17 +69,18 @@ def _replays(j: Judge, c: Component, gpu: Mapping[str, Any], own: dict[str, Any]
     lanes = number(gpu.get("pcie_width_max"))
     if value is None or at is None or not speed or not lanes:
         return
-    most = math.ceil(lanes * speed * REPLAY_SHARE)
-    window = Meter(own, "replays", WINDOW_S).read(value, at)
+    t = limits().pcie
+    most = math.ceil(lanes * speed * t.corrected_per_minute)
+    window = Meter(own, "replays", t.replay_window_s).read(value, at)
     windows = Windows(own)
     if window:
         rise, seconds = window
-        windows.push("replays", rise * 60 > most * seconds, REPLAY_OF)
+        windows.push("replays", rise * 60 > most * seconds, t.replay_windows.of)
         own["replays_per_minute"] = round(rise * 60 / seconds, 1)
     if "replays_per_minute" not in own:
         return
     bad = windows.count("replays")
-    if bad and bad < REPLAY_NEEDS and not j.was("gpu.pcie_replays", c):
+    if bad and bad < t.replay_windows.bad and not j.was("gpu.pcie_replays", c):
         return
     say(j, own, "gpu.pcie_replays", c, bad > 0, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
         facts={"per_minute": own["replays_per_minute"], "most": most},

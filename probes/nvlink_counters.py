@@ -15,61 +15,56 @@ recovery warns, a failed one fails, bit error rates of 1e-12), Azure healthagent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from probes.judging import Judge
-from probes.profile import SPEED_TOLERANCE
+from probes.thresholds import Nvlink, limits
 from probes.windows import Windows, listed, moment, number, say, table
 from sentinel.model import Action, Component, Severity, Suspect
 
-# -- thresholds ---------------------------------------------------------------------------------------------------------------
-
-CRC_PER_S = 100.0  # DCGM_LIMIT_MAX_NVLINK_CRC_ERROR
-EFFECTIVE_BER_MOST, EFFECTIVE_BER_BAD = 1e-12, 1e-6  # DCGM fails above the first, Azure warns above the second
-SPEED_RUN = 3  # slow reads in a row (judgement: a link that trains shows odd speeds)
 BER_ZERO, BER_FLOOR = (15, 255), (15, 238)  # packed (mantissa, exponent): no error on a link, no error over a GPU's links (DCGM)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rise of any of ``counters`` (by at least ``per_s``) makes a window bad; bad windows among the last ``of`` make a state.
+    """A rise of any of ``counters`` (by at least ``per_s``) makes a window bad; bad ones among the last ``windows`` make a state.
 
-    One bad window is said with certainty ``lone`` (0: it is not said at all), ``needs`` of them with ``sure``.
+    One bad window is said with certainty ``lone`` (0: it is not said at all), as many as are wanted with ``sure``.
     """
 
     check: str
     counters: tuple[str, ...]
     says: str
-    needs: int
-    of: int
+    windows: Callable[[Nvlink], tuple[int, int]]  # how many bad, among the last so many
     lone: float
     sure: float
     action: Action = Action.INSPECT
     suspect: Suspect = Suspect.SELF
-    per_s: float = 0.0
+    per_s: Callable[[Nvlink], float] = lambda _: 0.0
 
 
 # Windows are 30 s where the GPU keeps sums and 120 s where it does not. DCGM fails every one of these at one error a minute;
 # that one alone is no reason to wake anybody, and that two or three in five minutes are, is our judgement.
 RULES = (
     Rule("gpu.nvlink_symbol_errors", ("symbol_errors",), "symbol errors that error correction could not mend",
-         needs=3, of=10, lone=0.5, sure=0.9),
+         windows=lambda t: t.symbol_errors_windows, lone=0.5, sure=0.9),
     Rule("gpu.nvlink_packet_errors", ("malformed_packets", "buffer_overruns", "receive_errors", "receive_general_errors"),
-         "packets that were broken or found no room", needs=2, of=10, lone=0.5, sure=0.9),
+         "packets that were broken or found no room", windows=lambda t: t.packet_errors_windows, lone=0.5, sure=0.9),
     Rule("gpu.nvlink_integrity", ("local_integrity_errors",), "times past the link's own error threshold",
-         needs=2, of=10, lone=0.5, sure=0.9),
+         windows=lambda t: t.integrity_windows, lone=0.5, sure=0.9),
     Rule("gpu.nvlink_remote_errors", ("receive_remote_errors",), "packets that the other end had marked as broken",
-         needs=2, of=10, lone=0.6, sure=0.8, action=Action.NONE, suspect=Suspect.PEER),
+         windows=lambda t: t.remote_errors_windows, lone=0.6, sure=0.8, action=Action.NONE, suspect=Suspect.PEER),
     Rule("gpu.nvlink_discards", ("transmit_discards",), "packets that could not be sent",
-         needs=10, of=10, lone=0.4, sure=0.5, action=Action.NONE),  # what a link that went down for another reason shows, too
-    Rule("gpu.nvlink_replays", ("dl_replay",), "replays", needs=3, of=10, lone=0.5, sure=0.8),
-    Rule("gpu.nvlink_crc", ("dl_crc",), "CRC errors", needs=2, of=3, lone=0.5, sure=0.9, per_s=CRC_PER_S),
+         windows=lambda t: t.discards_windows, lone=0.4, sure=0.5, action=Action.NONE),
+    Rule("gpu.nvlink_replays", ("dl_replay",), "replays", windows=lambda t: t.replays_windows, lone=0.5, sure=0.8),
+    Rule("gpu.nvlink_crc", ("dl_crc",), "CRC errors",
+         windows=lambda t: t.crc_windows, lone=0.5, sure=0.9, per_s=lambda t: t.crc_per_s),
     # Random errors at a healthy rate (below 1e-6 before correction) make no codeword with eight bad symbols in a lifetime;
     # at 1e-4 there are some every second. So a tail that goes on growing is a link on its way down (judgement, from arithmetic).
     Rule("gpu.nvlink_fec_tail", tuple(f"fec_{k}" for k in range(8, 16)), "codewords that took eight or more corrections",
-         needs=3, of=5, lone=0.0, sure=0.5, action=Action.NONE),
+         windows=lambda t: t.fec_tail_windows, lone=0.0, sure=0.5, action=Action.NONE),
 )  # fmt: skip
 STATES = (*(rule.check for rule in RULES), "gpu.nvlink_recovery_history", "gpu.nvlink_ber", "gpu.nvlink_speed")
 RECOVERED, FAILED = ("recovery_successful", "dl_recovery"), ("recovery_failed",)
@@ -153,7 +148,8 @@ def _sums(gpu: Gpu) -> list[tuple[str, float, list[Any]]]:
 
 
 def _rule(j: Judge, c: Component, rule: Rule, rises: Rises, own: dict[str, Any]) -> None:
-    windows = Windows(own)
+    windows, t = Windows(own), limits().nvlink
+    (needs, of), per_s = rule.windows(t), rule.per_s(t)
     links: dict[int, int] = {}
     seconds = 0.0
     for name in rule.counters:
@@ -163,16 +159,16 @@ def _rule(j: Judge, c: Component, rule: Rule, rises: Rises, own: dict[str, Any])
                 links[link] = links.get(link, 0) + rise
     seen: dict[str, Any] = own.setdefault("seen", {})
     for link, rise in links.items():
-        windows.push(f"{rule.check}/{link}", rise > 0 and rise >= rule.per_s * seconds, rule.of)
+        windows.push(f"{rule.check}/{link}", rise > 0 and rise >= per_s * seconds, of)
     if links:
-        worst = {str(n): r for n, r in sorted(links.items()) if r > 0 and r >= rule.per_s * seconds}
+        worst = {str(n): r for n, r in sorted(links.items()) if r > 0 and r >= per_s * seconds}
         seen[rule.check] = {"known": sorted({*seen.get(rule.check, {}).get("known", ()), *links}),
                             "last": worst or seen.get(rule.check, {}).get("last", {}), "s": seconds}  # fmt: skip
     elif rule.check not in seen:
         return  # not measured, or measured once
     counts = {n: windows.count(f"{rule.check}/{n}") for n in seen[rule.check]["known"]}
     bad = [n for n, count in counts.items() if count]
-    sure = max(counts.values(), default=0) >= rule.needs
+    sure = max(counts.values(), default=0) >= needs
     if bad and not sure and not rule.lone and not j.was(rule.check, c):
         return  # not decided yet
     where = [n for n in bad if n >= 0]
@@ -182,7 +178,7 @@ def _rule(j: Judge, c: Component, rule: Rule, rises: Rises, own: dict[str, Any])
         certainty=rule.sure if sure else rule.lone or rule.sure, facts={"links": where, "rise": last},
         evidence=tuple(f"{'all links' if n == '-1' else f'link {n}'}: +{r} in {seen[rule.check]['s']:.0f} s"
                        for n, r in list(last.items())[:18]),
-        summary=f"NVLink{named}: {rule.says}, in {max(counts.values(), default=0)} of the last {rule.of} windows.")
+        summary=f"NVLink{named}: {rule.says}, in {max(counts.values(), default=0)} of the last {of} windows.")
 
 
 def _recoveries(j: Judge, c: Component, check: str, counters: tuple[str, ...], rises: Rises) -> None:
@@ -234,8 +230,8 @@ def _bit_errors(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any]) -> None:
     symbol, effective = rate_of(totals.get("symbol_ber")), rate_of(totals.get("effective_ber"))
     if symbol is None and effective is None:
         return
-    much = (effective or 0.0) > EFFECTIVE_BER_BAD
-    wrong = bool(symbol) or (effective or 0.0) > EFFECTIVE_BER_MOST
+    much = (effective or 0.0) > limits().nvlink.effective_ber_bad
+    wrong = bool(symbol) or (effective or 0.0) > limits().nvlink.effective_ber
     say(j, own, "gpu.nvlink_ber", c, wrong, severity=Severity.WARNING, action=Action.INSPECT if much else Action.NONE,
         certainty=0.8 if much else 0.5, facts={"symbol_ber": symbol, "effective_ber": effective},
         evidence=tuple(f"{n}={totals[n]}" for n in ("symbol_ber", "effective_ber") if n in totals),
@@ -250,11 +246,11 @@ def _speed(j: Judge, c: Component, gpu: Gpu, own: dict[str, Any], nominal: Any) 
     up = {n: s for n, (s, state) in enumerate(zip(speeds, states, strict=False)) if state == 1 and number(s)}
     if not up:
         return
-    slow = {n: s for n, s in up.items() if s < nominal * (1 - SPEED_TOLERANCE)}
+    slow = {n: s for n, s in up.items() if s < nominal * (1 - limits().nvlink.speed_slack_share)}
     if at != own.get("speed_at"):
         own["speed_at"] = at
         own["slow"] = own.get("slow", 0) + 1 if slow else 0
-    if slow and own.get("slow", 0) < SPEED_RUN and not j.was("gpu.nvlink_speed", c):
+    if slow and own.get("slow", 0) < limits().nvlink.speed_run and not j.was("gpu.nvlink_speed", c):
         return
     say(j, own, "gpu.nvlink_speed", c, bool(slow), severity=Severity.WARNING, action=Action.INSPECT, certainty=0.9,
         facts={"links": sorted(slow), "nominal_mbps": nominal}, evidence=tuple(f"link {n}: {s} MB/s" for n, s in slow.items()),

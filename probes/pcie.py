@@ -25,19 +25,12 @@ from typing import Any, NamedTuple
 
 from probes import Context, ProbeError
 from probes.counters import note, rise
-from probes.judging import Judge
+from probes.judging import Judge, span
 from probes.pci import number_of, off_bus, text_of
+from probes.thresholds import limits
 from probes.windows import number, table
 from sentinel.model import READING_FORMAT, Action, Component, Finding, Reading, Severity, gpu_component, pci_address
 
-# -- thresholds ---------------------------------------------------------------------------------------------------------------
-
-LINK_RUN = 3  # readings in a row: a link may be retraining (judgement)
-GONE_RUN = 3  # an adapter's own firmware reset takes it off the bus for seconds (judgement); at 15 s each
-VANISHED_S = 60.0  # a rescan or a driver's reload takes less (judgement)
-CORRECTED_S = 60.0
-CORRECTED_PER_LANE_GT = 0.06  # DCGM's limit of replays a minute: lanes x GT/s x 0.06, so Gen5 x16 is 31 and Gen6 x16 is 62
-CORRECTED_RUN = 6  # readings in a row: longer than one burst stays within the window (judgement)
 # Bits of the link that had to be sent again; the others of aer_dev_correctable are about single requests.
 LINK_ERRORS = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout")
 
@@ -89,7 +82,7 @@ class PcieProbe:
             c, gpu = _component(j.node, device["pci"], device.get("kind")), device.get("kind") == "gpu"
             gone = device.get("off_bus")
             if not gpu and gone is not None:
-                there = j.steady("pcie.gone", c, gone, GONE_RUN)
+                there = j.steady("pcie.gone", c, gone, limits().pcie.gone_run)
                 if there is not None:
                     j.state("pcie.gone", c, there, severity=Severity.FATAL, action=Action.REBOOT_NODE, certainty=0.9,
                             facts={"drain": "node"}, evidence=("its PCI configuration space reads all ones",),
@@ -194,7 +187,7 @@ def _width(j: Judge, c: Component, device: Mapping[str, Any], lanes: Lanes) -> N
     if not (width and best and most):
         return
     below = bool(lanes.usual and width < lanes.usual <= best) and width >= most
-    there = j.steady("pcie.width", c, width < most or below, LINK_RUN)
+    there = j.steady("pcie.width", c, width < most or below, limits().pcie.link_run)
     if there is not None:
         odd = not below or lanes.widest >= (lanes.usual or 0)
         most = lanes.usual if below else most
@@ -212,7 +205,7 @@ def _speed(j: Judge, c: Component, device: Mapping[str, Any]) -> None:
     """Of adapters only: what the link runs at against the lesser of what its ends can do."""
     speed, most = device.get("speed"), _least((device.get("speed_max"), device.get("up_speed_max")))
     if device.get("kind") == "nic" and speed and device.get("speed_max") and most:  # adapters keep their speed when idle
-        there = j.steady("pcie.speed", c, speed < most, LINK_RUN)
+        there = j.steady("pcie.speed", c, speed < most, limits().pcie.link_run)
         if there is not None:
             j.state("pcie.speed", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.7,
                     evidence=_evidence(device),
@@ -230,13 +223,16 @@ def _errors(j: Judge, c: Component, device: Mapping[str, Any], own: dict[str, An
     rose = rise(own, "correctable", aer.get("correctable"))
     if rose is None:
         return
-    many, _ = note(own, "corrected", j.at, rose, CORRECTED_S)
-    limit = math.ceil((device.get("width") or 16) * (device.get("speed") or 32.0) * CORRECTED_PER_LANE_GT)
-    there = j.steady("pcie.corrected_errors", c, many > limit, CORRECTED_RUN)
+    t = limits().pcie
+    many, _ = note(own, "corrected", j.at, rose, t.corrected_window_s)
+    minutes = t.corrected_window_s / 60
+    limit = math.ceil((device.get("width") or 16) * (device.get("speed") or 32.0) * t.corrected_per_minute * minutes)
+    there = j.steady("pcie.corrected_errors", c, many > limit, t.corrected_run)
     if there is not None:
         j.state("pcie.corrected_errors", c, there, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
                 evidence=(f"aer_dev_correctable={aer['correctable']}",), facts={"in_a_minute": many, "limit": limit},
-                summary=f"{device['pci']}: {many} corrected PCIe link errors within a minute; {limit} are the most for this link.")
+                summary=f"{device['pci']}: {many} corrected PCIe link errors in the last {span(t.corrected_window_s)}; "
+                        f"{limit} are the most for this link.")
 
 
 def _vanished(j: Judge, devices: list[dict[str, Any]], memory: dict[str, Any]) -> None:
@@ -247,7 +243,7 @@ def _vanished(j: Judge, devices: list[dict[str, Any]], memory: dict[str, Any]) -
     for pci in sorted(known):
         c, missing = _component(j.node, pci, "nic"), pci not in here
         gone_s = j.lasts_s("pcie.missing", c, missing)
-        if not missing or gone_s >= VANISHED_S:
+        if not missing or gone_s >= limits().pcie.vanished_s:
             j.state("pcie.vanished", c, missing, severity=Severity.WARNING, action=Action.INSPECT, certainty=0.8,
                     summary=f"Network adapter {pci} was on the PCIe bus and is not listed any more.")
 

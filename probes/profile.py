@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from probes.thresholds import limits
 from probes.windows import listed, number, table
 from sentinel.model import Reading
 
 HOPPER, BLACKWELL = 9, 10  # NVML_DEVICE_ARCH_*
 NVLINK4, NVLINK5 = 6, 7  # NVML_NVLINK_VERSION_4_0, _5_0
-SPEED_TOLERANCE = 0.10  # some drivers print 50 GB/s where the link runs at 53.125
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _fits(gpu: Mapping[str, Any], kind: Profile) -> bool:
         and gpu.get("link_version") in (None, 0, kind.nvlink_version)
         and (not c2c or kind.c2c)  # a GB200 whose C2C links are gone is a sick GB200
         and (kind.mnnvl or not _cluster(gpu))
-        and (not fastest or fastest <= kind.nvlink_mbps * (1 + SPEED_TOLERANCE))
+        and (not fastest or fastest <= kind.nvlink_mbps * (1 + limits().nvlink.speed_slack_share))
     )
 
 

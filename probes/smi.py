@@ -25,10 +25,10 @@ from probes.judging import Judge
 from probes.smi_lines import Lines
 from probes.smi_query import Query, read_xml
 from probes.smi_values import Gpus
+from probes.thresholds import limits
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
 LINE_CHARS = 4096
-LOOKS = 3  # as often as the probe wants to see, at most, what one odd sample could fake
 _MARKS = (
     "NVSMI LOG", "NVIDIA-SMI", "nvidia_smi_log", "GPU Recovery Action", "gpu_recovery_action", "remapped_rows", "Remapped Rows",
     "Fabric\n", "Fabric\r", "Fabric ", "device handle for GPU", "initialize NVML", "No devices were found", "not be reset",
@@ -92,7 +92,8 @@ def judge(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
     own = {g["pci"]: {"ecc": 0} for g in gpus if g.get("pci")}  # this driver load's counters began at zero
     memory = {"gpus": own, "boot": reading.boot_id}
     found: dict[str, Finding] = {}
-    for look in range(LOOKS):
+    t = limits().gpu
+    for look in range(max(t.lost_run, t.slowdown_run, t.power_run, t.pcie_run)):  # as often as it wants what one sample could fake
         again = msgspec.structs.replace(reading, at=reading.at + look, data={**data, "gpus": gpus})
         found = {k: f for k, f in found.items() if f.kind is Kind.EVENT}
         found.update((f.id, f) for f in _PROBE.assess(again, memory, expected))
@@ -126,7 +127,8 @@ def _beside(j: Judge, reading: Reading) -> None:
         if gpu.get("fabric_state") in (1, 2):
             j.state("gpu.fabric_joining", _component(reading.node, gpu, 1), True, severity=Severity.WARNING, action=Action.WAIT,
                     certainty=0.5, evidence=(f"fabric_state={gpu['fabric_state']}",),
-                    summary="The GPU has not joined its NVLink fabric: normal for minutes after a boot, a fault beyond five.")
+                    summary="The GPU has not joined its NVLink fabric: normal after a boot, a fault when it lasts longer than "
+                            f"{limits().fabric.joining_s:g} s.")
     for code in dict.fromkeys(data.get("gauges", ())):
         j.state("monitor.xid_gauge", Component(node=reading.node, device=f"monitor@xid{code}"), True, severity=Severity.WARNING,
                 suspect=Suspect.MONITOR, certainty=0.5, facts={"xid": code}, evidence=(f"DCGM_FI_DEV_XID_ERRORS={code}",),

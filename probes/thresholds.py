@@ -46,6 +46,51 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A table of the file."""
 
 
+class Gpu(Table, frozen=True, kw_only=True):
+    hung_likely_s: Seconds
+    hung_sure_s: Seconds
+    lost_run: Run
+    margin_hot_c: Degrees
+    margin_cool_c: Degrees
+    slowdown_share: Share
+    slowdown_run: Run
+    violation_share: Share
+    violation_windows: Windows
+    power_least_mw: Rate
+    power_most_mw: Rate
+    power_run: Run
+    rows_most: Count
+    pcie_run: Run
+    pcie_load_percent: Percent
+    ecc_window_s: Seconds
+    ecc_storm_per_s: Rate
+    ecc_flood_per_s: Rate
+    ecc_storm_windows: Windows
+    ecc_load_percent: Percent
+
+
+class Fabric(Table, frozen=True, kw_only=True):
+    joining_s: Seconds
+    recovering_s: Seconds
+
+
+class Nvlink(Table, frozen=True, kw_only=True):
+    symbol_errors_windows: Windows
+    packet_errors_windows: Windows
+    integrity_windows: Windows
+    remote_errors_windows: Windows
+    replays_windows: Windows
+    discards_windows: Windows
+    crc_per_s: Rate
+    crc_windows: Windows
+    fec_tail_windows: Windows
+    effective_ber: Share
+    effective_ber_bad: Share
+    speed_slack_share: Share
+    speed_run: Run
+    one_switch_gpus: Annotated[int, Meta(ge=2, le=100)]
+
+
 class Infiniband(Table, frozen=True, kw_only=True):
     down_run: Run
     outage_s: Seconds
@@ -70,6 +115,24 @@ class Infiniband(Table, frozen=True, kw_only=True):
     effective_ber: Share
     hot_run: Run
     cool_c: Annotated[float, Meta(ge=0.0, le=50.0)]  # a distance
+
+
+class Pcie(Table, frozen=True, kw_only=True):
+    link_run: Run
+    gone_run: Run
+    vanished_s: Seconds
+    corrected_per_minute: Rate
+    corrected_window_s: Seconds
+    corrected_run: Run
+    replay_window_s: Seconds
+    replay_windows: Windows
+
+
+class C2c(Table, frozen=True, kw_only=True):
+    down_run: Run
+    crc_per_s: Rate
+    replays_per_s: Rate
+    error_windows: Windows
 
 
 class Imex(Table, frozen=True, kw_only=True):
@@ -124,7 +187,12 @@ class ServingLog(Table, frozen=True, kw_only=True):
 
 
 class Thresholds(Table, frozen=True, kw_only=True):
+    gpu: Gpu
+    fabric: Fabric
+    nvlink: Nvlink
     infiniband: Infiniband
+    pcie: Pcie
+    c2c: C2c
     imex: Imex
     host: Host
     worker: Worker
@@ -132,8 +200,13 @@ class Thresholds(Table, frozen=True, kw_only=True):
     serving_log: ServingLog
 
 
-# The first is never above the second: what is noted comes before what is sure.
+# The first is never above the second: what is noted comes before what is sure, and what is hot before what is cool again.
 _ORDER = (
+    ("gpu.hung_likely_s", "gpu.hung_sure_s"),
+    ("gpu.margin_hot_c", "gpu.margin_cool_c"),
+    ("gpu.power_least_mw", "gpu.power_most_mw"),
+    ("gpu.ecc_storm_per_s", "gpu.ecc_flood_per_s"),
+    ("nvlink.effective_ber", "nvlink.effective_ber_bad"),
     ("host.stuck_noted_s", "host.stuck_sure_s"),
     ("kernel_log.echo_s", "kernel_log.remember_s"),
 )

@@ -11,13 +11,14 @@ import pytest
 
 from probes import Context
 from probes.gpu import GpuProbe
-from probes.gpu_clocks import VIOLATION_NEEDS, VIOLATION_OF
 from probes.nvml import SLOW_S
 from probes.nvml_counters import SLOWDOWN_NS, VIOLATION_NS
+from probes.thresholds import shipped
 from sentinel.model import Finding, Reading, Severity
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, gb200, h200
 
 WINDOW_NS = int(SLOW_S * 1e9)
+NEEDED, OF = shipped().gpu.violation_windows
 
 
 class Watch:
@@ -97,9 +98,9 @@ def test_heat_by_the_older_counters_is_the_same_word() -> None:
     """Thermal violation in three of five windows is the GPU slowing down; it ends when no window is left."""
     watch = Watch(older(h200()))
     watch.look()
-    found = watch.spend("thermal", 0.4, VIOLATION_NEEDS)
-    assert found == [set()] * (VIOLATION_NEEDS - 1) + [{"gpu.clocks_slowdown"}]
-    quiet = watch.spend("thermal", 0.0, VIOLATION_OF)
+    found = watch.spend("thermal", 0.4, NEEDED)
+    assert found == [set()] * (NEEDED - 1) + [{"gpu.clocks_slowdown"}]
+    quiet = watch.spend("thermal", 0.0, OF)
     assert quiet[0] == {"gpu.clocks_slowdown"} and quiet[-1] == set()
 
 
@@ -118,11 +119,11 @@ def test_the_limits_of_board_and_voltage(cause: str) -> None:
     watch.look()
     assert watch.spend(cause, 0.05, 8) == [set()] * 8
     assert watch.spend(cause, 0.9, 2) == [set()] * 2
-    assert watch.spend(cause, 0.0, VIOLATION_OF) == [set()] * VIOLATION_OF
-    assert watch.spend(cause, 0.9, VIOLATION_NEEDS)[-1] == {f"gpu.clocks_{cause}"}
+    assert watch.spend(cause, 0.0, OF) == [set()] * OF
+    assert watch.spend(cause, 0.9, NEEDED)[-1] == {f"gpu.clocks_{cause}"}
     finding = watch.look()[f"gpu.clocks_{cause}"]
     assert (finding.severity, finding.certainty < 0.8) == (Severity.WARNING, True)
-    assert watch.spend(cause, 0.0, VIOLATION_OF)[-1] == set()
+    assert watch.spend(cause, 0.0, OF)[-1] == set()
 
 
 @pytest.mark.parametrize("cause", ["power", "sync_boost"])
