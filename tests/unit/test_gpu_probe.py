@@ -12,9 +12,8 @@ import pytest
 
 from probes import Context, ProbeError
 from probes.gpu import GpuProbe
-from probes.gpu_clocks import SLOWDOWN_RUN
-from probes.gpu_policy import FABRIC_GRACE_S, HUNG_SURE_S, POWER_RUN
 from probes.nvml import SLOW_S, GpuReader, ber, read_gpu
+from probes.thresholds import shipped
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, from_recording, gb200, gb200_tray, h200
 
@@ -260,7 +259,7 @@ def test_joining_the_fabric_has_a_grace_period(state: int, severity: Severity) -
     """After a boot the fabric is joined in its own time; only past the grace period is it a finding."""
     gpu = gb200().set(fabric_state=state)
     node = one(gpu)
-    for after in (1.0, FABRIC_GRACE_S / 2, FABRIC_GRACE_S / 2 - 1):
+    for after in (1.0, shipped().fabric.joining_s / 2, shipped().fabric.joining_s / 2 - 1):
         assert not [f for f in node.look(after) if f.check == "gpu.fabric_state"]
     assert node.present(2)["gpu.fabric_state"].severity is severity
     gpu.set(fabric_state=3)
@@ -273,8 +272,8 @@ def test_a_clock_that_is_set_makes_no_fault(step_s: float) -> None:
     node = one(gb200().set(fabric_state=1))
     assert "gpu.fabric_state" not in node.present(1.0)
     node.at += step_s
-    assert "gpu.fabric_state" not in node.present(FABRIC_GRACE_S / 2)
-    assert "gpu.fabric_state" in node.present(FABRIC_GRACE_S / 2 + 1)
+    assert "gpu.fabric_state" not in node.present(shipped().fabric.joining_s / 2)
+    assert "gpu.fabric_state" in node.present(shipped().fabric.joining_s / 2 + 1)
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
@@ -391,7 +390,7 @@ def test_one_odd_sample_says_nothing() -> None:
     node = one(gpu)
     node.look()
     gpu.set(power_average_mw=0, pcie_width=8, clocks_event_reasons=0x40)
-    runs = [sorted(node.present()) for _ in range(max(POWER_RUN, SLOWDOWN_RUN))]
+    runs = [sorted(node.present()) for _ in range(max(shipped().gpu.power_run, shipped().gpu.slowdown_run))]
     assert runs[0] == runs[1] == []
     assert runs[-1] == ["gpu.clocks_slowdown", "gpu.pcie_width", "gpu.power"]
     gpu.set(power_average_mw=500_000, pcie_width=16, clocks_event_reasons=0)
@@ -539,7 +538,7 @@ def test_a_hung_gpu_is_a_fact_about_the_driver_and_grows_surer() -> None:
     node.look()
     state.gpus[1].hang = ("*",)
     sure = []
-    for after in (0.0, 61.0, HUNG_SURE_S):
+    for after in (0.0, 61.0, shipped().gpu.hung_sure_s):
         found = node.present(after)
         assert list(found) == ["driver.hung"]
         finding = found["driver.hung"]
