@@ -216,6 +216,9 @@ def _one_domain(j: Judge, answered: list[dict[str, Any]]) -> None:
         j.state("gpu.fabric_split", Component(node=j.node), len(names) > 1, severity=Severity.WARNING, action=Action.INSPECT,
                 suspect=Suspect.SWITCH, evidence=tuple(sorted(names)),
                 summary="The GPUs of this node say that they belong to different NVLink domains.")
+        cliques = {str(g["fabric_clique"]) for g in answered if clusters([g]) and g.get("fabric_clique") is not None}
+        j.state("gpu.clique_split", Component(node=j.node), len(cliques) > 1, evidence=tuple(sorted(cliques)),
+                summary="The GPUs of this node are in different NVLink partitions: no peer-to-peer work between those.")
 
 
 def _words(gpu: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def judge_gpu(
     _thermal(j, c, gpu)
     judge_clocks(j, c, gpu, memory)
     _power(j, c, gpu, nvl72)
-    _pcie(j, c, gpu)
+    _pcie(j, c, gpu, memory)
 
 
 def _memory_rows(j: Judge, c: Component, gpu: Gpu) -> None:
@@ -128,10 +128,13 @@ def _recovery(j: Judge, c: Component, gpu: Gpu) -> None:
 
 def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
     state, status = gpu.get("fabric_state"), gpu.get("fabric_status")
-    if not state:  # None: not measured; 0: this GPU knows no fabric
+    # Its kind spans nodes and its links end at switches, yet it knows no fabric, or has joined one without a name.
+    homeless = state == 0 or (state == 3 and not str(gpu.get("fabric_cluster") or "?").strip("0"))
+    outside = nvl72 and homeless and bool(gpu.get("switch_links"))
+    if not state and not outside:  # None: not measured; 0: this GPU knows no fabric
         return
-    waits = j.lasts_s("gpu.fabric_waits", c, state in (1, 2))
-    if state in (1, 2) and waits < limits().fabric.joining_s:
+    waits = j.lasts_s("gpu.fabric_waits", c, state in (1, 2) or outside)
+    if (state in (1, 2) or outside) and waits < limits().fabric.joining_s:
         return  # normal after a boot or a reset
     evidence = _values(gpu, "fabric_state", "fabric_status", "fabric_clique", "fabric_cluster")
     # Compute trays of an NVL72 run no Fabric Manager; an HGX baseboard waits for one.
@@ -141,9 +144,11 @@ def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
         summary = f"Joining the NVLink fabric has not begun for {waits:.0f} s."
     elif state == 2:
         summary, severity = f"Joining the NVLink fabric is not finished after {waits:.0f} s.", Severity.WARNING
+    elif outside and not status:
+        summary, severity, action = "It has joined no NVLink domain, though it is wired to one.", Severity.WARNING, Action.INSPECT
     elif state != 3:
         summary, severity, action = f"The NVLink fabric is in the unknown state {state}.", Severity.WARNING, Action.INSPECT
-    present = state != 3 or bool(status)
+    present = state != 3 or bool(status) or outside
     j.state("gpu.fabric_state", c, present, severity=severity, action=action, evidence=evidence, summary=summary)
 
 
@@ -220,8 +225,12 @@ def _power(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
                 summary=f"Its average power reads {power / 1000:g} W, which is not plausible.")
 
 
-def _pcie(j: Judge, c: Component, gpu: Gpu) -> None:
-    t = limits().gpu
+def _pcie(j: Judge, c: Component, gpu: Gpu, memory: dict[str, Any]) -> None:
+    """Once for each time that it was read: a speed that an idle link had a while ago is none that it has under the load of now."""
+    t, at = limits().gpu, gpu.get("slow_at")
+    if at is not None and at == memory.get("pcie_at"):
+        return
+    memory["pcie_at"] = at
 
     def less(check: str, what: str, loaded: bool) -> None:
         now, most = gpu.get(f"pcie_{what}"), gpu.get(f"pcie_{what}_max")

@@ -13,6 +13,7 @@ import pytest
 from probes import Context, ProbeError
 from probes.gpu import GpuProbe
 from probes.nvml import SLOW_S, GpuReader, ber, read_gpu
+from probes.nvml_counters import ONCE_IN_A_WHILE
 from probes.thresholds import shipped
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
 from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, from_recording, gb200, gb200_tray, h200
@@ -266,6 +267,29 @@ def test_joining_the_fabric_has_a_grace_period(state: int, severity: Severity) -
     assert node.present() == {}
 
 
+@pytest.mark.parametrize("without", [{"fabric_state": 0}, {"fabric_cluster": "00" * 16}])
+def test_a_gpu_of_a_rack_without_a_domain(without: dict[str, Any]) -> None:
+    """A GPU wired to a rack's switches that belongs to no domain is a warning after the grace period; others need not belong."""
+    node = one(gb200().set(**without))
+    assert "gpu.fabric_state" not in node.present()
+    found = node.present(shipped().fabric.joining_s)["gpu.fabric_state"]
+    assert (found.severity, found.action) == (Severity.WARNING, Action.INSPECT)
+    unwired = gb200().set(**without)
+    unwired.fields[ONCE_IN_A_WHILE["switch_links"]] = 0
+    for gpu in (unwired, h200().set(**without)):
+        node = one(gpu)
+        assert [node.present(shipped().fabric.joining_s) for _ in range(3)] == [{}] * 3
+
+
+def test_partitions_within_a_node_are_on_record() -> None:
+    """GPUs of one domain in different partitions cannot reach each other: information, since somebody may have wanted it."""
+    node = Node(gb200_tray())
+    assert node.present() == {}
+    node.state.gpus[1].set(fabric_clique=7)
+    (finding,) = node.present().values()
+    assert (finding.check, finding.severity, finding.evidence) == ("gpu.clique_split", Severity.INFO, ("1", "7"))
+
+
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
 def test_a_clock_that_is_set_makes_no_fault(step_s: float) -> None:
     """The wall clock set by an hour while the fabric is joined: the time it takes is counted by a clock that nobody sets."""
@@ -404,6 +428,29 @@ def test_a_slow_link_counts_under_load_only() -> None:
     assert [node.present() for _ in range(5)] == [{}] * 5
     gpu.set(utilization_percent=95)
     assert [sorted(node.present()) for _ in range(3)][-1] == ["gpu.pcie_gen"]
+
+
+def test_load_that_comes_after_a_link_was_read_says_nothing_about_it() -> None:
+    """A generation read while the GPU was idle is carried along for half a minute; work that begins meanwhile accuses no link."""
+    gpu = gb200().set(pcie_gen=1)
+    node = one(gpu)
+    node.look()
+    for _ in range(3):
+        gpu.set(pcie_gen=1, utilization_percent=0)
+        assert node.present() == {}
+        gpu.set(pcie_gen=5, utilization_percent=95)
+        assert [node.present(5.0) for _ in range(5)] == [{}] * 5
+
+
+def test_one_odd_reading_of_a_link_stays_one_however_often_it_is_carried_along() -> None:
+    """A width that was read once does not repeat by being looked at again."""
+    gpu = gb200()
+    node = one(gpu)
+    node.look()
+    gpu.set(pcie_width=8)
+    assert node.present() == {}
+    gpu.set(pcie_width=16)
+    assert [node.present(5.0) for _ in range(8)] == [{}] * 8
 
 
 def test_time_spent_slowed_is_a_rate() -> None:
