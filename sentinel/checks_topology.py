@@ -88,7 +88,7 @@ def _racks(nodes: tuple[NodeSettings, ...]) -> Iterator[str]:
         if n.rack and n.site:
             first = sites.setdefault(n.rack, n)
             if first.site != n.site:
-                yield f"nodes.{n.name}.site: rack {n.rack!r} is at site {first.site!r} by node {first.name!r} and at {n.site!r} here"
+                yield f"nodes.{n.name}.site: rack {n.rack!r} is at {first.site!r} by node {first.name!r} and at {n.site!r} here"
         if n.domain and n.rack:
             first = racks.setdefault(n.domain, n)
             if first.rack != n.rack:

@@ -103,10 +103,14 @@ class Decider:
             self._found(fine)
         if view.boot_id and report.boot_id and view.boot_id != report.boot_id:
             self._rebooted(node)
+            self.p.topology.rebooted(node)
         view.heard_at, view.reported, view.version = self.p.now, True, report.version or view.version
         view.boot_id = report.boot_id or view.boot_id
         view.clock_off_s = report.at - self.p.now
         view.probes = report.probes or view.probes
+        if report.place is not None:
+            for contradiction in self.p.topology.heard(node, report.place, self.p.now):
+                self._found(contradiction)
         learned = [self.p.learn_gpus(w.worker, node, w.gpus) for w in report.workers if w.gpus and self.p.may_run(w.worker, node)]
         if any(learned):
             self.waiting.take_up(node)
@@ -149,7 +153,7 @@ class Decider:
 
     def _tick(self) -> None:
         self.capacity.measure()
-        for finding in (*self.silence.tick(), *self.past.tick()):
+        for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick()):
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)

@@ -216,6 +216,7 @@ class Picture:
         self.drains = {d.id: d for d in event.drains}
         self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
         self.holds = {h.target: h for h in event.holds}
+        self.topology.restore(event.incidents)
         self.outstanding = {effect_key(i): i for i in event.pending}
         if event.routes:
             self.routes = event.routes
