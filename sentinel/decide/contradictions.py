@@ -156,7 +156,7 @@ class Contradictions:
         if cluster != wanted and agree:
             yield Said(f"it reports NVLink domain {cluster}, and {_some(agree)} of its domain {name} report {wanted}", agree[:3])
         elif called != name and there:
-            yield Said(f"it is called NVLink domain {name}, and is in {partition} with {_some(there)} of domain {called}", there[:3])
+            yield Said(f"it is called NVLink domain {name}, and is in {partition} with {_some(there)} of {called}", there[:3])
 
     def _tray(self, node: str, place: Place) -> Iterator[Said]:
         tray = self._at.configured(node).tray

@@ -236,6 +236,10 @@ class Decider:
             self.waiting.drop(incident, worker)
             return
         doubtful = rule.budgeted or finding.certainty < 1.0
+        disputed = p.topology.disputed(finding.component) if doubtful else ""
+        if disputed:
+            self.waiting.budget(incident, rule, finding, worker, disputed)
+            return
         if doubtful:
             blocked = budget.blocks(p, worker)
             if blocked:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import (
     AnyEffect,
@@ -42,6 +44,7 @@ from sentinel.model import (
     Incident,
     Kind,
     Page,
+    Place,
     Pool,
     Report,
     Role,
@@ -201,10 +204,12 @@ class World:
 
     # -- what nodes, workers and people say -----------------------------------------------------------------------------
 
-    def report(self, *findings: Finding, node: str = "", workers: Sequence[WorkerSeen] = ()) -> None:
+    def report(
+        self, *findings: Finding, node: str = "", workers: Sequence[WorkerSeen] = (), place: Place | None = None
+    ) -> None:
         """One report of the node that the findings are about."""
         node = node or findings[0].component.node
-        report = self._report(node, findings, workers)
+        report = msgspec.structs.replace(self._report(node, findings, workers), place=place)
         self.handle(Reported(id=self._id(), at=self.now, report=report))
         self.settle()
 
