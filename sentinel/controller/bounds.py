@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sentinel.model import Action, Component, Finding, Kind, Report, Severity, Suspect, WorkerSeen
+from sentinel.model import Action, Component, Finding, GpuPlace, Kind, Place, Report, Severity, Suspect, WorkerSeen, pci_address
 
 NAME_MAX = 128  # characters of a check, a device, a part, a worker
 SUMMARY_MAX = 1000
@@ -27,7 +27,7 @@ COUNT_MAX = 10**12
 SESSION_MAX = 200
 PROBES_MAX = 200
 WORKERS_MAX = 256
-GPUS_MAX = 64  # of one worker on one node
+GPUS_MAX = 64  # of one worker on one node, and of a node; as many InfiniBand devices, and addresses
 DOUBT = 0.5  # certainty of a finding of which not every word was understood
 
 _report = msgspec.json.Decoder(Report)
@@ -95,6 +95,8 @@ def bounded(report: Report) -> Report:
         changes["workers"] = tuple(map(_worker, report.workers[:WORKERS_MAX]))
     if len(report.probes) > PROBES_MAX or any(len(p) > NAME_MAX for p in report.probes):
         changes["probes"] = {name(p): ok for p, ok in list(report.probes.items())[:PROBES_MAX]}
+    if report.place is not None and not _placed(report.place):
+        changes["place"] = _place(report.place)
     for field in ("version", "boot_id"):
         if len(getattr(report, field)) > NAME_MAX:
             changes[field] = name(getattr(report, field))
@@ -106,6 +108,31 @@ def _worker(w: WorkerSeen) -> WorkerSeen:
         return w
     names = {"worker": name(w.worker), "engine": name(w.engine), "instance": name(w.instance)}
     return msgspec.structs.replace(w, url=w.url[:SUMMARY_MAX], gpus=w.gpus[:GPUS_MAX], **names)
+
+
+def _placed(p: Place) -> bool:
+    """Whether it is what an agent of this version says, as nearly every one is."""
+    return (
+        max(len(p.gpus), len(p.ports), len(p.addresses)) <= GPUS_MAX
+        and all(len(text) <= NAME_MAX for text in (p.chassis, p.domain, *p.ports, *p.addresses))
+        and all(len(g.uuid) <= NAME_MAX and len(g.domain) <= NAME_MAX and _is_pci(g.pci) for g in p.gpus)
+    )
+
+
+def _place(p: Place) -> Place:
+    named = (g for g in p.gpus[:GPUS_MAX] if _is_pci(g.pci))
+    return msgspec.structs.replace(
+        p, chassis=name(p.chassis), domain=name(p.domain), ports=tuple(map(name, p.ports[:GPUS_MAX])),
+        addresses=tuple(map(name, p.addresses[:GPUS_MAX])),
+        gpus=tuple(GpuPlace(pci=g.pci, uuid=name(g.uuid), module=g.module, domain=name(g.domain)) for g in named),
+    )  # fmt: skip
+
+
+def _is_pci(text: str) -> bool:
+    try:
+        return pci_address(text) == text
+    except ValueError:
+        return False
 
 
 def _bounded(f: Finding) -> Finding:
