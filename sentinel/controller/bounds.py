@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -128,6 +129,7 @@ def _place(p: Place) -> Place:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)  # a fleet's GPUs are at few different addresses
 def _is_pci(text: str) -> bool:
     try:
         return pci_address(text) == text
