@@ -65,8 +65,8 @@ def judge_gpu(
     _memory_rows(j, c, gpu)
     _ecc(j, c, gpu, memory)
     _recovery(j, c, gpu)
-    if links or gpu.get("links"):  # a GPU passed through alone has neither links nor a fabric to join
-        _fabric_state(j, c, gpu, nvl72)
+    # A GPU passed through alone has neither links nor a fabric to join.
+    if (links or gpu.get("links")) and _fabric_state(j, c, gpu, nvl72):
         _fabric_health(j, c, gpu)
     if links:
         _links(j, c, gpu, links, memory)
@@ -126,16 +126,17 @@ def _recovery(j: Judge, c: Component, gpu: Gpu) -> None:
             evidence=evidence, facts={"value": wanted}, summary=f"The driver asks for {what}.")
 
 
-def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
+def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> bool:
+    """Judge whether it has joined. False while it may still be joining: no partition and no controller is normal then."""
     state, status = gpu.get("fabric_state"), gpu.get("fabric_status")
     # Its kind spans nodes and its links end at switches, yet it knows no fabric, or has joined one without a name.
     homeless = state == 0 or (state == 3 and not str(gpu.get("fabric_cluster") or "?").strip("0"))
     outside = nvl72 and homeless and bool(gpu.get("switch_links"))
     if not state and not outside:  # None: not measured; 0: this GPU knows no fabric
-        return
+        return True
     waits = j.lasts_s("gpu.fabric_waits", c, state in (1, 2) or outside)
     if (state in (1, 2) or outside) and waits < limits().fabric.joining_s:
-        return  # normal after a boot or a reset
+        return False  # normal after a boot or a reset
     evidence = _values(gpu, "fabric_state", "fabric_status", "fabric_clique", "fabric_cluster")
     # Compute trays of an NVL72 run no Fabric Manager; an HGX baseboard waits for one.
     action = Action.RESET_GPU if nvl72 else Action.RESTART_FABRIC_MANAGER
@@ -150,6 +151,7 @@ def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> None:
         summary, severity, action = f"The NVLink fabric is in the unknown state {state}.", Severity.WARNING, Action.INSPECT
     present = state != 3 or bool(status) or outside
     j.state("gpu.fabric_state", c, present, severity=severity, action=action, evidence=evidence, summary=summary)
+    return True
 
 
 def _fabric_health(j: Judge, c: Component, gpu: Gpu) -> None:

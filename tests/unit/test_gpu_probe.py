@@ -267,6 +267,18 @@ def test_joining_the_fabric_has_a_grace_period(state: int, severity: Severity) -
     assert node.present() == {}
 
 
+def test_health_is_not_asked_of_a_fabric_that_is_being_joined() -> None:
+    """Right after a boot a GPU has no partition and no controller yet; only when joining should be over is that a fault."""
+    gpu = gb200().set(fabric_state=2, fabric_health_mask=0xA1AA)
+    node = one(gpu)
+    assert [node.present(30.0) for _ in range(4)] == [{}] * 4
+    assert "gpu.fabric_health" in node.present(shipped().fabric.joining_s)
+    gpu.set(fabric_state=3, fabric_health_mask=0x51AA)
+    assert node.present() == {}
+    gpu.set(fabric_health_mask=0x61AA)
+    assert set(node.present()) == {"gpu.fabric_health"}
+
+
 @pytest.mark.parametrize("without", [{"fabric_state": 0}, {"fabric_cluster": "00" * 16}])
 def test_a_gpu_of_a_rack_without_a_domain(without: dict[str, Any]) -> None:
     """A GPU wired to a rack's switches that belongs to no domain is a warning after the grace period; others need not belong."""
