@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("sentinel.cli.operate", "status"),
     "incidents": ("sentinel.cli.operate", "incidents"),
     "explain": ("sentinel.cli.operate", "explain"),
+    "topology": ("sentinel.cli.topology", "topology"),
     "drain": ("sentinel.cli.operate", "drain"),
     "undrain": ("sentinel.cli.operate", "undrain"),
     "hold": ("sentinel.cli.operate", "hold"),

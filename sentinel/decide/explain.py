@@ -12,6 +12,7 @@ import msgspec
 
 from sentinel.decide.budget import IN_SERVICE
 from sentinel.decide.picture import Picture
+from sentinel.decide.placed import placed
 from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
 
@@ -48,6 +49,7 @@ def _node(p: Picture, name: str, present: set[str]) -> dict[str, Any]:
         "version": view.version,
         "probes": view.probes,
         "present": sorted(present),
+        "place": placed(p.topology, name),
     }
 
 
