@@ -4,58 +4,89 @@ What always holds:
 
 * The table says of every worker what its drain says; its version rises with every change and nothing else.
 * Weight leaves a short pool at once and returns gently: only after ``shift_back_after``, a step at a time.
-* Short means: what is ready, per role, is less than the measured demand with headroom; demand that could not be measured
-  counts as the pool's whole capacity, so that doubt moves traffic to where capacity is certain.
-* A standby is started only for a shortage that the running overflow cannot carry, and stopped only when long unneeded.
+* Short means: what is ready of the scarcer role is less than the measured demand with headroom; demand that could not be
+  measured counts as all that the pool can carry, so that doubt moves traffic to where capacity is certain.
+* What a pool lacks is looked for in this order: its own standbys, each overflow pool with its standbys, and more of them
+  (``shortage``). A role that has plenty is never added to.
 """
 
 from __future__ import annotations
 
-from sentinel.decide.budget import IN_SERVICE, roles_of
 from sentinel.decide.drain import Drains
 from sentinel.decide.picture import Picture
+from sentinel.decide.shortage import Shortage
+from sentinel.decide.standby import Standbys
 from sentinel.decide.table import Table
-from sentinel.model import Drain, DrainState, Pool, Response, Role, RoutePool, Routes, Worker
+from sentinel.decide.worth import IN_SERVICE, NEAR, roles_of
+from sentinel.model import Pool, Role, RoutePool, Routes, Worker
 
 
 class Capacity:
     def __init__(self, picture: Picture, drains: Drains) -> None:
         self.p = picture
-        self.drains = drains
         self.table = Table(picture)
+        self.standbys = Standbys(picture, drains, self.table)
+        self.shortage = Shortage(picture, drains.incidents, self.table)
         self._demand: dict[tuple[str, Role], float] = {}  # sessions running and waiting, as of the last tick
         self._short_at: dict[str, float] = {}  # pool → when its weight last had to fall
         self._stepped_at: dict[str, float] = {}
         self._needed_at: dict[str, float] = {}  # overflow pool → when it last had weight
 
     def measure(self) -> None:
-        """On ticks: sum what the looks at workers say is running and waiting; a pool that nobody could measure is left out."""
-        self._demand.clear()
-        for worker in self.p.workers.values():
-            load = self.p.view(worker.name).load
-            if load is not None and self.p.state_of(worker) in IN_SERVICE:
+        """On ticks: sum what the looks at workers say is running and waiting; a role that nobody could measure is left out.
+
+        One that was not measured is taken to be full. While a pool has given weight away, what it is asked for is not all that
+        it would be asked for: what was measured before counts on.
+        """
+        self.table.refresh()
+        seen: dict[tuple[str, Role], float] = {}
+        for name, view in self.p.views.items():
+            worker = self.p.workers.get(name) if view.load is not None else None
+            if worker is not None and self.p.state_of(worker) in IN_SERVICE:
                 for role in roles_of(worker):
                     key = (worker.pool, role)
-                    self._demand[key] = self._demand.get(key, 0.0) + load
+                    seen[key] = seen.get(key, self.table.ready[key]) - self.table.worth(worker) + (view.load or 0)
+        weights = {r.pool: r.weight for r in self.p.routes.pools}
+        before, self._demand = self._demand, {}
+        for key in seen:
+            pool = self.p.pools.get(key[0])
+            if weights.get(key[0], 1.0) >= 1.0 or pool is None or not pool.primary:
+                self._demand[key] = seen[key]
+            elif key in before:
+                self._demand[key] = max(before[key], seen[key])
 
-    def share(self, pool: Pool) -> float:
-        """What part of its sessions this pool can carry now, by its scarcest role, 0..1."""
-        share = 1.0
-        for role in (Role.PREFILL, Role.DECODE):
-            total = self.table.regular[pool.name, role]
-            if total == 0:
-                continue
-            ready = self.table.ready[pool.name, role]
-            if ready >= total:
-                continue
-            demand = self._demand.get((pool.name, role))
-            need = total if demand is None else min(total, max(demand * self.p.policy.capacity.headroom, 1e-9))
-            share = min(share, ready / need)
-        return max(0.0, share)
+    def needs(self, pool: str, role: Role) -> float | None:
+        """Sessions that a role has to carry, headroom included; None: not measured."""
+        demand = self._demand.get((pool, role))
+        return None if demand is None else demand * self.p.policy.capacity.headroom
+
+    @property
+    def stale(self) -> bool:
+        """Whether the published table may differ from what the drains say."""
+        return self.p.stale or self.table.touched
+
+    def share(self, pool: Pool, without: Worker | None = None) -> float:
+        """What part of its sessions this pool can carry now, by its scarcest role, 0..1; as if ``without`` did not serve."""
+        share, standing = 1.0, self.table.standing(pool.name)
+        for role in standing.total:
+            ready = standing.ready[role]
+            if without is not None and role in roles_of(without):
+                ready -= self.table.worth(without)
+            need = self._need(pool.name, role, standing.whole)
+            if ready <= NEAR:
+                return 0.0
+            if ready < need - NEAR:
+                share = min(share, ready / need)
+        return share
+
+    def _need(self, pool: str, role: Role, whole: float) -> float:
+        needs = self.needs(pool, role)
+        return whole if needs is None else min(whole, needs)
 
     def refresh(self) -> None:
         """Bring the table up to date; publish when it differs from the last one."""
         self.table.refresh()
+        self.table.touched = False
         weights = self._weights()
         pools = tuple(
             RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=self.table.rows(name))
@@ -83,11 +114,30 @@ class Capacity:
                 last = name == pool.overflow[-1]
                 weights[name] = weights.get(name, 0.0) + (rest if last and ready > 0 else part)
                 self._needed_at[name] = self.p.now
-                if part < rest:
-                    self._start_standby(name, f"{pool.name} is short by {rest:.0%} and {name} can carry {ready:.0%}")
                 rest = 0.0 if last and ready > 0 else rest - part
             weights[pool.name] += max(0.0, rest)  # nowhere else to go: better slow than refused
+            self._fill(pool)
         return weights
+
+    def _fill(self, pool: Pool) -> None:
+        """Start what carries the sessions that a short pool lacks, and tell what is lacking even then."""
+        standing = self.table.standing(pool.name)
+        lacks = {r: self._need(pool.name, r, standing.whole) - standing.ready[r] for r in standing.total}
+        if all(lack <= NEAR for lack in lacks.values()):
+            self.shortage.tell(pool.name, {})
+            return
+        why = f"{pool.name} {standing.sentence()}"
+        coming = self.standbys.start(pool.name, lacks, why)
+        lacks = {r: lack - coming[r] for r, lack in lacks.items()}
+        for name in pool.overflow:
+            lack = max(lacks.values())
+            if lack <= NEAR:
+                break
+            ready = {r: self.table.ready[name, r] for r in lacks}
+            coming = self.standbys.start(name, {r: lack - ready[r] for r in lacks}, f"{why}; {name} has to carry {lack:g} of them")
+            there = min(ready[r] + coming[r] for r in lacks)  # a session needs both roles in one pool
+            lacks = {r: n - there for r, n in lacks.items()}
+        self.shortage.tell(pool.name, {r: n for r, n in lacks.items() if n > NEAR})
 
     def _gently(self, pool: Pool, target: float) -> float:
         """Down at once; up only after a hold-down and then a step at a time."""
@@ -107,60 +157,22 @@ class Capacity:
 
     def _carries(self, overflow: str, primary: str) -> float:
         """What part of the primary's sessions the overflow pool's ready workers are worth, by the scarcest role."""
-        parts = []
-        for role in (Role.PREFILL, Role.DECODE):
-            size = self.table.regular[primary, role]
-            if size:
-                parts.append(self.table.ready[overflow, role] / size)
-        return min(parts, default=0.0)
-
-    # -- standby ----------------------------------------------------------------------------------------------------
-
-    def _start_standby(self, pool: str, why: str) -> None:
-        """One standby per role at a time: each start may be enough, and starting all at once helps nobody."""
-        for role in self.table.roles(pool):
-            here = [self.p.workers[e.worker] for e in self.table.rows(pool)]
-            standbys = [w for w in here if w.standby and role in roles_of(w)]
-            if any(self._starting(w) for w in standbys):
-                continue
-            idle = [w for w in standbys if w.name not in self.p.standby_up and self.p.open_drain(w.name) is None]
-            may = (w for w in idle if not self.p.held(w, "out") and not self._failed_lately(w))
-            free = next((w for w in may if not self.drains.incidents.about(w.name)), None)
-            if free:
-                self.drains.request(self._drain(free, "start", Response.NONE, DrainState.STARTING, why))
-
-    def _starting(self, worker: Worker) -> bool:
-        drain = self.p.open_drain(worker.name)
-        return drain is not None and drain.kind == "start" and drain.state is not DrainState.OUT
-
-    def _failed_lately(self, worker: Worker) -> bool:
-        return any(
-            d.worker == worker.name and d.kind == "start" and d.state is DrainState.CANCELLED and self.p.now - d.since < 600
-            for d in self.p.drains.values()
-        )
+        standing = self.table.standing(primary)
+        asked = max((self._need(primary, role, standing.whole) for role in standing.total), default=0.0)
+        ready = min((self.table.ready[overflow, role] for role in standing.total), default=0.0)
+        return ready / asked if asked > NEAR else 0.0
 
     def stand_down(self) -> None:
-        """On ticks: stop standbys whose pool has carried no weight for long."""
-        idle_after = self.p.policy.capacity.standby_idle_after
+        """On ticks: stop standbys that nobody has needed for long."""
+        weights = {r.pool: r.weight for r in self.p.routes.pools}
         for name in sorted(self.p.standby_up):
             worker = self.p.workers[name]
-            weight = next((r.weight for r in self.p.routes.pools if r.pool == worker.pool), 0.0)
+            pool = self.p.pools.get(worker.pool)
+            primary = pool is not None and pool.primary
+            if self.share(pool, without=worker) < 1.0 if pool and primary else weights.get(worker.pool, 0.0) > 0:
+                self._needed_at[worker.pool] = self.p.now
             since = self._needed_at.setdefault(worker.pool, self.p.now)
-            if weight > 0 or self.p.now - since < idle_after or self.p.open_drain(name) or self.p.held(worker, "in"):
-                continue
-            why = f"{worker.pool} has carried no traffic for {idle_after:.0f} s"
-            self.drains.request(self._drain(worker, "retire", Response.DRAIN, DrainState.REQUESTED, why))
-
-    def _drain(self, worker: Worker, kind: str, response: Response, state: DrainState, why: str) -> Drain:
-        return Drain(
-            id=self.p.new_id("start" if kind == "start" else "retire"),
-            worker=worker.name,
-            kind=kind,  # type: ignore[arg-type]
-            response=response,
-            state=state,
-            reason=why,
-            requested_at=self.p.now,
-        )
+            self.standbys.retire(worker, since, "has carried no traffic" if not primary else "has been whole without it")
 
     def _difference(self, pools: tuple[RoutePool, ...]) -> str:
         """What changed against the last table, in words."""

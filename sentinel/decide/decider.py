@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sentinel.decide import budget, explain
+from sentinel.decide import explain
+from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
 from sentinel.decide.drain import Drains
@@ -43,6 +44,7 @@ class Decider:
         self.silence = Silence(self.p)
         self.past = Past(self.p)
         self.capacity = Capacity(self.p, self.drains)
+        self.budget = Budget(self.p, self.capacity.table, self.capacity.needs)
         self.people = People(self.p, self.drains, self.incidents)
         self._restored = False
         self._gone: dict[str, float] = {}  # open drain → since when its worker is not configured
@@ -81,7 +83,7 @@ class Decider:
                 self.people.asked(event)
             case Tick():
                 self._tick()
-        if self._restored and (self.p.stale or isinstance(event, Tick)):
+        if self._restored and (self.capacity.stale or isinstance(event, Tick)):
             self.capacity.refresh()
 
     def status(self) -> dict[str, Any]:
@@ -147,19 +149,21 @@ class Decider:
     def _done(self, event: Done) -> None:
         if not self.p.ended(event.instruction):
             return
+        self.capacity.shortage.done(event)
         ask = self.drains.done(event)
         if ask:
             self._ask_person(*ask)
 
     def _tick(self) -> None:
         self.capacity.measure()
-        for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick()):
+        for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick(), *self.capacity.shortage.tick()):
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)
         for kept in self.waiting.again():
             self._take_out(*kept)
         self.capacity.stand_down()
+        self.capacity.shortage.ask()
         self._tend_incidents()
         self._forget_old()
 
@@ -241,7 +245,7 @@ class Decider:
             self.waiting.budget(incident, rule, finding, worker, disputed)
             return
         if doubtful:
-            blocked = budget.blocks(p, worker)
+            blocked = self.budget.blocks(worker)
             if blocked:
                 self.waiting.budget(incident, rule, finding, worker, blocked)
                 return

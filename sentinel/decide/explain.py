@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from sentinel.decide.budget import IN_SERVICE
 from sentinel.decide.picture import Picture
 from sentinel.decide.placed import placed
+from sentinel.decide.worth import IN_SERVICE, Standing, survey, worth
 from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
 
@@ -31,7 +31,7 @@ def status(p: Picture) -> dict[str, Any]:
         "at": p.now,
         "nodes": [_node(p, name, present.get(name, set())) for name in sorted(p.nodes)],
         "workers": [_worker(p, w) for w in p.workers.values()],
-        "pools": [_pool(p, name) for name in p.pools],
+        "pools": [_pool(p, name, standing) for name, standing in survey(p).items()],
         "incidents": [_plain(i) for i in sorted(p.open_incidents(), key=lambda i: i.opened_at)],
         "drains": [_plain(d) for d in p.open_drains()],
         "holds": [_plain(h) for h in p.holds.values()],
@@ -69,15 +69,25 @@ def _worker(p: Picture, worker: Worker) -> dict[str, Any]:
     }
 
 
-def _pool(p: Picture, name: str) -> dict[str, Any]:
+def _pool(p: Picture, name: str, standing: Standing) -> dict[str, Any]:
     weight = next((r.weight for r in p.routes.pools if r.pool == name), None)
-    roles = {}
-    for role in Role:
-        total = sum(w.capacity for w in p.workers.values() if w.pool == name and w.role is role and not w.standby)
-        if total:
-            ready = sum(w.capacity for w in p.workers.values() if w.pool == name and w.role is role and p.state_of(w) in IN_SERVICE)
-            roles[role.value] = {"ready": ready, "total": total}
-    return {"pool": name, "weight": weight, "floor": p.pools[name].floor, "roles": roles}
+    roles: dict[str, dict[str, float]] = {}
+    for w in p.workers.values():
+        if w.pool == name:
+            sums = roles.setdefault(w.role.value, {"ready": 0.0, "total": 0.0})
+            sums["total"] += 0.0 if w.standby else worth(p.pools[name], w)
+            sums["ready"] += worth(p.pools[name], w) if p.state_of(w) in IN_SERVICE else 0.0
+    return {
+        "pool": name,
+        "weight": weight,
+        "floor": p.pools[name].floor,
+        "roles": {role.value: roles[role.value] for role in Role if roles.get(role.value, {}).get("total")},
+        "carries": standing.carries,
+        "whole": standing.whole,
+        "scarce": standing.scarce.value if standing.scarce else None,
+        "surplus": {role.value: n for role, n in standing.surplus().items()},
+        "says": standing.sentence(),
+    }
 
 
 def explain(p: Picture, target: str) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def explain(p: Picture, target: str) -> dict[str, Any]:
     told.sort(key=lambda pair: pair[0].at)
     return {
         "target": target,
-        "known": bool(incidents or drains or target in p.workers or target in p.nodes),
+        "known": bool(incidents or drains or target in p.workers or target in p.nodes or target in p.pools),
         "now": _now(p, target),
         "incidents": [_plain(i) for i in incidents],
         "drains": [_plain(d) for d in drains],
@@ -118,6 +128,9 @@ def _now(p: Picture, target: str) -> str:
     if target in p.nodes:
         out = [w.name for w in p.on_node(target) if p.state_of(w) is WorkerState.OUT]
         return f"{target} reported {p.now - p.nodes[target].heard_at:.0f} s ago; out of rotation: {', '.join(out) or 'nothing'}"
+    if target in p.pools:
+        weight = next((r.weight for r in p.routes.pools if r.pool == target), None)
+        return f"pool {target} {survey(p)[target].sentence()}" + (f"; weight {weight:.0%}" if weight is not None else "")
     return f"nothing is known about {target}"
 
 

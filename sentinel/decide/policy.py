@@ -79,6 +79,7 @@ class Capacity(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shift_back_step: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
     shift_back_every: Duration
     standby_idle_after: Duration
+    scale_out_after: Duration
 
 
 class Correlation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,69 +2,121 @@
 
 This module exists so that a storm of drains costs what changed and not what there is: with ten thousand workers, making the
 whole table anew for each of 750 evictions would take half a minute. What always holds: after ``refresh`` every row and sum
-says of every worker what its drain says.
+says of every worker what its drain says; sums are sessions (``worth``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from sentinel.decide.budget import IN_SERVICE, roles_of
 from sentinel.decide.picture import Picture
-from sentinel.model import Role, RouteEntry
+from sentinel.decide.worth import IN_SERVICE, Standing, roles_of, worth
+from sentinel.model import Drain, Role, RouteEntry, Worker, WorkerState
+
+Share = tuple[str, Role]  # a role of a pool
 
 
 class Table:
     def __init__(self, picture: Picture) -> None:
         self.p = picture
-        self.regular: dict[tuple[str, Role], float] = defaultdict(float)  # configured capacity, standbys left out
-        self.ready: dict[tuple[str, Role], float] = defaultdict(float)  # in service, started standbys included
+        self.touched = False  # something was folded in since the table was last published
+        self.regular: dict[Share, float] = defaultdict(float)  # configured capacity, standbys left out
+        self.ready: dict[Share, float] = defaultdict(float)  # in service, started standbys included
+        self.groups: dict[Share, int] = defaultdict(int)  # configured workers, standbys left out
+        self.standbys: dict[str, list[str]] = defaultdict(list)  # pool → names
+        self.out: dict[Share, dict[str, None]] = defaultdict(dict)  # names of those that are out, the longest first
+        self.doubt: dict[Share, dict[str, float]] = defaultdict(dict)  # of whoever has an open drain on doubt
+        self.domains: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)  # NVLink domain and pool → its regular workers
+        self._doubtful_at: dict[Share, dict[str, float]] = defaultdict(dict)  # drain on doubt → when it was decided
         self._rows: dict[str, dict[str, RouteEntry]] = {}  # pool → worker → row
         self._pools: dict[str, tuple[RouteEntry, ...]] = {}  # what was last handed out, kept while nothing changed
 
     def refresh(self) -> None:
         """Fold in what the picture says has changed since the last time."""
         changed = self.p.take_changed()
+        self.touched = self.touched or changed is None or bool(changed)
         if changed is None:
             self._rebuild()
             return
-        for name in changed:
+        for name in sorted(changed):
             worker = self.p.workers.get(name)
             old = self._rows.get(worker.pool, {}).get(name) if worker else None
             if worker is None or old is None:
                 continue
+            self._judge(worker)
             state = self.p.state_of(worker)
             if state is old.state:
                 continue
             for role in roles_of(worker):
                 was, now = old.state in IN_SERVICE, state in IN_SERVICE
-                self.ready[worker.pool, role] += worker.capacity * (now - was)
-            self._put(worker.pool, name)
+                self.ready[worker.pool, role] += old.capacity * (now - was)
+            self._put(worker)
 
     def rows(self, pool: str) -> tuple[RouteEntry, ...]:
         if pool not in self._pools:
             self._pools[pool] = tuple(self._rows.get(pool, {}).values())
         return self._pools[pool]
 
-    def roles(self, pool: str) -> list[Role]:
-        """The roles that somebody in this pool plays, standbys included."""
-        rows = self._rows.get(pool, {})
-        return [r for r in (Role.PREFILL, Role.DECODE) if any(e.role in (r, Role.BOTH) for e in rows.values())]
+    def standing(self, pool: str) -> Standing:
+        total = {r: n for r in (Role.PREFILL, Role.DECODE) if (n := self.regular[pool, r]) > 0}
+        return Standing(total, {r: self.ready[pool, r] for r in (Role.PREFILL, Role.DECODE)})
+
+    def worth(self, worker: Worker) -> float:
+        return worth(self.p.pools.get(worker.pool), worker)
+
+    def recent(self, pool: str, role: Role, since: float) -> dict[str, float]:
+        """The drains on doubt of this role that were decided after ``since``, and when."""
+        known = self._doubtful_at[pool, role]
+        for drain_id in [i for i, at in known.items() if at <= since]:
+            del known[drain_id]
+        return known
 
     def _rebuild(self) -> None:
-        self.regular.clear()
-        self.ready.clear()
+        for sums in (self.regular, self.ready):
+            sums.clear()
+        self.groups.clear()
+        for names in (self.standbys, self.out, self.doubt, self.domains, self._doubtful_at):
+            names.clear()
         self._rows = {pool: {} for pool in self.p.pools}
         for worker in self.p.workers.values():
-            self._put(worker.pool, worker.name)
-            serves = self.p.state_of(worker) in IN_SERVICE
+            self._put(worker)
+            self._judge(worker)
+            mine, serves = self.worth(worker), self.p.state_of(worker) in IN_SERVICE
             for role in roles_of(worker):
-                self.regular[worker.pool, role] += 0.0 if worker.standby else worker.capacity
-                self.ready[worker.pool, role] += worker.capacity if serves else 0.0
+                self.regular[worker.pool, role] += 0.0 if worker.standby else mine
+                self.groups[worker.pool, role] += not worker.standby
+                self.ready[worker.pool, role] += mine if serves else 0.0
+            if worker.standby:
+                self.standbys[worker.pool].append(worker.name)
+            elif worker.domain:
+                self.domains[worker.domain, worker.pool][worker.name] = mine
+        for drain in self.p.drains.values():
+            self._remember(drain)
         self._pools.clear()
 
-    def _put(self, pool: str, name: str) -> None:
-        w = self.p.workers[name]
-        row = RouteEntry(worker=name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=w.capacity)
-        self._rows.setdefault(pool, {})[name] = row
-        self._pools.pop(pool, None)
+    def _judge(self, worker: Worker) -> None:
+        """Whether it is out, and on doubt."""
+        drain, out = self.p.open_drain(worker.name), self.p.state_of(worker) is WorkerState.OUT
+        for role in roles_of(worker):
+            share = worker.pool, role
+            if out:
+                self.out[share][worker.name] = None
+            else:
+                self.out[share].pop(worker.name, None)
+            if drain is not None and drain.doubtful:
+                self.doubt[share][worker.name] = self.worth(worker)
+            else:
+                self.doubt[share].pop(worker.name, None)
+        if drain is not None:
+            self._remember(drain)
+
+    def _remember(self, drain: Drain) -> None:
+        worker = self.p.workers.get(drain.worker)
+        if worker is not None and drain.doubtful:
+            for role in roles_of(worker):
+                self._doubtful_at[worker.pool, role][drain.id] = drain.requested_at
+
+    def _put(self, w: Worker) -> None:
+        row = RouteEntry(worker=w.name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=self.worth(w))
+        self._rows.setdefault(w.pool, {})[w.name] = row
+        self._pools.pop(w.pool, None)

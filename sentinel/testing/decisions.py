@@ -87,6 +87,7 @@ def rack(decoders: int = 4, standby: int = 1, floor: float = 0.5) -> Fleet:
                 gpus=tuple(gpu_component(node, p) for p in PCIS),
                 nodes=(node,),
                 domain="rack-1" if pool == "main" else "rack-2",
+                capacity=16.5 if pool == "overflow" else 1.0,  # stands in for one decoder
                 standby=is_standby,
             )
         )
