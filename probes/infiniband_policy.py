@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from probes import ProbeError
-from probes.thresholds import Infiniband
+from probes.threshold_tables import Infiniband
 from sentinel.model import Component, Severity
 
 BLUEFIELD = ("MT41682", "MT41686", "MT41692")  # BlueField 1, 2, 3: the DPU's own uplink, not a rail (hca_type)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from probes.judging import Judge
-from probes.thresholds import Nvlink, limits
+from probes.threshold_tables import Nvlink
+from probes.thresholds import limits
 from probes.windows import Windows, listed, moment, number, say, table
 from sentinel.model import Action, Component, Severity, Suspect
 

@@ -26,7 +26,7 @@ import msgspec
 from probes import Context, ProbeError, engine, processes, standing
 from probes.engine import Metrics, Token
 from probes.processes import Serving
-from probes.thresholds import Worker
+from probes.threshold_tables import Worker
 from sentinel.model import Component, Finding, Reading
 
 FORMAT = 1

@@ -18,6 +18,7 @@ import structlog
 
 from probes import Context, Driver, Probe, ProbeError
 from probes import thresholds as numbers
+from probes.threshold_tables import Thresholds
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import parse_duration
 
@@ -79,7 +80,7 @@ def load_probes(
     return probes
 
 
-def thresholds(settings: AgentSettings) -> numbers.Thresholds:
+def thresholds(settings: AgentSettings) -> Thresholds:
     """By which numbers this host judges (``probes.thresholds.use`` puts them in force). Raises ConfigError with one sentence."""
     if settings.thresholds is None:
         return numbers.shipped()
