@@ -66,6 +66,18 @@ def faster_policy(changes: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     return text, told
 
 
+def write_proc(proc: Path, node: str) -> None:
+    """What a tray's kernel would say of its name, its boot and its address."""
+    texts = {
+        "sys/kernel/hostname": node,
+        "sys/kernel/random/boot_id": "5e5e5e5e-0000-4000-8000-000000000001",
+        "net/fib_trie": f"Local:\n  |-- 10.0.1.{NODES.index(node) + 1}\n     /32 host LOCAL\n",
+    }
+    for name, text in texts.items():
+        (proc / name).parent.mkdir(parents=True, exist_ok=True)
+        (proc / name).write_text(text + "\n", "ascii")
+
+
 def write_tokens(folder: Path) -> Tokens:
     """Tokens for the operator and every node; the controller's files hold only their digests, the agents' one token each."""
     tokens = Tokens(new_token(), {node: new_token() for node in NODES})

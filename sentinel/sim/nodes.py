@@ -36,7 +36,7 @@ from sentinel.config import AgentSettings
 from sentinel.durations import parse_duration
 from sentinel.logs import configure
 from sentinel.sim import ctl
-from sentinel.sim.files import PROBE, SNAPSHOT
+from sentinel.sim.files import PROBE, SNAPSHOT, write_proc
 from sentinel.sim.probes import SimDriver
 from sentinel.sim.rack import GPUS, NODES, PLACES, NoSuchGpu, Rack, workers_on
 from sentinel.testing.kmsg import KernelLog
@@ -69,6 +69,7 @@ class Node:
             controllers=(controller,),
             token_file=folder / f"{name}.token",
             state_dir=folder / "state" / name,
+            proc=folder / "proc" / name,  # names, addresses and the boot are the tray's, not this host's
             listen="127.0.0.1:0",
             snapshot=parse_duration(SNAPSHOT),
             probes={"gpu": {"interval": PROBE}, "worker": {"interval": PROBE}},
@@ -99,6 +100,7 @@ class Node:
     async def start(self) -> None:
         if self.agent is None:
             self.settings.state_dir.mkdir(parents=True, exist_ok=True)
+            write_proc(self.settings.proc, self.name)
             self.agent = Agent(self.settings, self._probes(), session=self._http, registry=CollectorRegistry())
             await self.agent.start()
 

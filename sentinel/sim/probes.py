@@ -19,6 +19,7 @@ from sentinel.sim.rack import DRIVER, GPUS, NODES, Rack
 
 GPU_IS_LOST, LIBRARY_MISMATCH = 15, 18  # nvml.h
 CLUSTER = hashlib.sha256(b"the simulated rack").hexdigest()[:32]
+CHASSIS = "SIMULATED0001"
 LINKS = 18
 HEALTHY_MASK = 0x51AA  # every fabric health field says "fine" (nvml.h: for the first four, 2 is good and 1 is bad)
 
@@ -34,6 +35,7 @@ def healthy_gpu(node: str, index: int) -> dict[str, Any]:
         "name": "NVIDIA GB200 (simulated)",
         "serial": str(serial),
         "link_count": LINKS,
+        "platform": {"chassis": CHASSIS, "slot": 10 + NODES.index(node), "tray": NODES.index(node), "host": 1, "module": index + 1},
         "pcie_gen_max": 5,
         "pcie_width_max": 16,
         "pcie_gen": 5,
