@@ -1,7 +1,7 @@
 """Where a GPU says it is mounted: chassis, slot, tray and position on the tray, by NVML's platform information.
 
 This module exists because the binding declares every byte of that struct as ``char``: read by attribute, a number comes back as a
-one-character string (0 as an empty one) and a serial number or GUID ends at its first NUL byte. What always holds: only the raw
+one-character string and a serial number or GUID ends at its first NUL byte. What always holds: only the raw
 bytes are read; what the driver does not say is None or "".
 
 Source: nvml.h ``nvmlPlatformInfo_v2_t`` and ``_v1_t``, which have one layout: version, InfiniBand GUID (16 bytes), then 16 bytes

@@ -126,9 +126,9 @@ def ports_of(data: Mapping[str, Any]) -> Iterator[str]:
 def names(proc: Path) -> Iterator[str]:
     """The kernel's own host name, whole and without its domain; a name that every host has is none."""
     name = _text(proc / "sys/kernel/hostname").strip()
-    for known in dict.fromkeys((name, name.partition(".")[0])):
-        if known and known not in ("localhost", "(none)"):
-            yield known
+    short = name.partition(".")[0]
+    if short not in ("", "localhost", "(none)"):
+        yield from dict.fromkeys((name, short))
 
 
 def addresses(proc: Path) -> list[str]:
