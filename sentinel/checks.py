@@ -185,6 +185,11 @@ def _controller(c: ControllerSettings) -> Iterator[str]:
         yield f'controller.listen: expected "host:port", got {c.listen!r}'
     if c.advertise and _url(c.advertise) is None:
         yield f"controller.advertise: expected http://host:port or https://host:port, got {c.advertise!r}"
+    if c.scale_out and (not c.scale_out[0] or "{" in c.scale_out[0]):
+        yield f"controller.scale_out: expected a program and its arguments, got {list(c.scale_out)}"
+    for name in re.findall(r"\{(\w+)\}", " ".join(c.scale_out)):
+        if name not in ("pool", "role", "count"):
+            yield f"controller.scale_out: there is no {{{name}}}; wanted {{pool}}, {{role}} or {{count}}"
     if (c.tls_cert is None) != (c.tls_key is None):
         yield "controller: tls_cert and tls_key go together; only one of them is set"
 

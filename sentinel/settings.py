@@ -65,6 +65,7 @@ class ControllerSettings(Section, frozen=True, kw_only=True, forbid_unknown_fiel
     tick: Duration = Duration(0.5)
     watch: Duration = Duration(2.0)  # how often each worker is looked at over the network
     policy: Path | None = None  # overrides the policy shipped with the package
+    scale_out: tuple[str, ...] = ()  # argument vector that asks for more workers; empty: nothing can be asked
 
 
 class PagingSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

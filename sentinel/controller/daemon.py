@@ -22,6 +22,7 @@ from sentinel.agent.service import Service
 from sentinel.config import ConfigError, ControllerSettings, Settings, load
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.metrics import Metrics
+from sentinel.controller.scaling import ScaleHook
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy import Policy, PolicyError, default_policy_text, load_policy
@@ -53,7 +54,10 @@ async def run(settings: Settings, config_path: Path) -> int:
         metrics, desk = Metrics(), CommandDesk()
         controller = Controller(
             own, settings.fleet(), store=store, desk=desk, decider=partial(Decider, policy), policy=rules, metrics=metrics,
-            serving=Serving.open(settings.dynamo, hands=desk, keep=store.kept, routes=store.routes, session=session),
+            serving=Serving.open(
+                settings.dynamo, hands=desk, keep=store.kept, routes=store.routes, session=session,
+                scale=ScaleHook(own.scale_out) if own.scale_out else None,
+            ),
             pager=build_pager(settings.paging, session, metrics.registry), runbooks=settings.paging.runbooks,
         )  # fmt: skip
         await controller.start()

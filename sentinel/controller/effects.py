@@ -148,7 +148,8 @@ class Effects:
                 return await self._repair(effect)
             case ScaleOut():
                 ok = await self._serving.scale_to(effect.pool, effect.role, effect.count)
-                return ok, "" if ok else f"nothing here can be asked for more {effect.role} workers of {effect.pool}", {}
+                what = f"{effect.count} {effect.role} workers of {effect.pool}"
+                return ok, f"asked for {what}" if ok else f"{what}: refused, or no [controller] scale_out is set", {}
         worker = self._worker(effect.worker)
         if worker is None:
             return False, f"no worker is called {effect.worker!r} in the configuration any more", {}

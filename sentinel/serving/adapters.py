@@ -20,6 +20,8 @@ from sentinel.serving.discovery_file import FileDiscovery
 from sentinel.serving.dynamo import DynamoAdapter, instances
 from sentinel.serving.vllm import VllmAdapter
 
+Scale = Callable[[str, Role, int], Awaitable[bool]]  # pool, role, workers wanted in all → asked for, or refused
+
 
 def open_discovery(settings: DynamoSettings, session: aiohttp.ClientSession) -> Discovery | None:
     """The backend that ``dynamo.discovery`` names; None when it names none."""
@@ -32,8 +34,8 @@ def open_discovery(settings: DynamoSettings, session: aiohttp.ClientSession) -> 
 class Serving:
     """The controller's Adapter. Owns nothing that it was handed; ``open`` builds the usual one."""
 
-    def __init__(self, vllm: Adapter, dynamo: DynamoAdapter | None = None) -> None:
-        self._vllm, self._dynamo = vllm, dynamo
+    def __init__(self, vllm: Adapter, dynamo: DynamoAdapter | None = None, scale: Scale | None = None) -> None:
+        self._vllm, self._dynamo, self._scale = vllm, dynamo, scale
 
     @classmethod
     def open(
@@ -44,10 +46,11 @@ class Serving:
         keep: Keep,
         routes: Callable[[], Awaitable[Routes | None]],
         session: aiohttp.ClientSession,
+        scale: Scale | None = None,
     ) -> Serving:
         discovery = open_discovery(settings, session)
         dynamo = DynamoAdapter(settings, discovery, hands, keep, session) if discovery else None
-        return cls(VllmAdapter(hands, routes, session), dynamo)
+        return cls(VllmAdapter(hands, routes, session), dynamo, scale)
 
     def learn(self, seen: Iterable[WorkerSeen]) -> None:
         """Take in what an agent reported of its node's workers (Dynamo's instance ids change at every start)."""
@@ -81,8 +84,8 @@ class Serving:
         return await self._for(worker).start(worker, key=key)
 
     async def scale_to(self, pool: str, role: Role, count: int) -> bool:
-        """No serving system is asked for a number yet: standby workers are started one by one, by name."""
-        return False
+        """Ask the site's own means (``[controller] scale_out``); False where there are none: standbys are started by name."""
+        return await self._scale(pool, role, count) if self._scale else False
 
     def _for(self, worker: Worker) -> Adapter:
         if worker.adapter == "vllm":

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from sentinel.decide.events import ScaleOut, StartWorker
-from sentinel.decide.policy import Policy, default_policy
 from sentinel.decide.worth import Standing, worth
-from sentinel.model import Action, Component, Finding, Fleet, Pool, Role, Severity, Worker, WorkerState, gpu_component
+from sentinel.model import Action, Finding, Fleet, Pool, Role, Worker, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World
 
 
 def unit(
-    prefill: int = 1, decode: int = 4, *, standby: tuple[str, ...] = (), overflow: int = 0, spare: tuple[str, ...] = (), **pool: object
+    prefill: int = 1, decode: int = 4, *, overflow: int = 0, standby: tuple[str, ...] = (), spare: tuple[str, ...] = (), **pool: Any
 ) -> Fleet:
     """A pool of prefill groups and decoders, each on a tray of its own, with standbys of its own and overflow decoders beside.
 
@@ -24,9 +25,8 @@ def unit(
     def add(name: str, of: str, role: Role, *, stopped: bool = False) -> None:
         node = f"n{len(workers):02d}"
         gpus = tuple(gpu_component(node, p) for p in PCIS)
-        workers.append(
-            Worker(name=name, pool=of, url=f"http://{name}", role=role, gpus=gpus, nodes=(node,), domain=f"d-{node}", standby=stopped)
-        )
+        where = {"gpus": gpus, "nodes": (node,), "domain": f"d-{node}"}
+        workers.append(Worker(name=name, pool=of, url=f"http://{name}", role=role, standby=stopped, **where))  # type: ignore[arg-type]
 
     for n in range(1, prefill + 1):
         add(f"p{n}", "main", Role.PREFILL)
@@ -41,7 +41,7 @@ def unit(
     for n, role in enumerate(spare, 1):
         add(f"os-{role}-{n}", "over", Role(role), stopped=True)
     over = any(w.pool == "over" for w in workers)
-    pools = [Pool(name="main", overflow=("over",) if over else (), **{"floor": 0.5, "max_doubtful_drains": 99, **pool})]  # type: ignore[arg-type]
+    pools = [Pool(name="main", overflow=("over",) if over else (), **{"floor": 0.5, "max_doubtful_drains": 99, **pool})]
     pools += [Pool(name="over", floor=0.0, primary=False)] if over else []
     return Fleet(pools=tuple(pools), workers=tuple(workers), nodes=tuple(n for w in workers for n in w.nodes))
 
