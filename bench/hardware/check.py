@@ -1,8 +1,13 @@
 """The agent on a real GPU: three application faults found, judged and left alone; a forged line ignored; its cost measured.
 
-Needs root, an NVIDIA driver with NVML, nvcc, and the command ``sentinel`` on the PATH. Runs the real agent (real NVML, real
-/dev/kmsg) and the real controller with an embedded store; the one worker it guards is a stand-in HTTP server that holds the
-real GPU. Prints what it sees to standard error and one JSON object as its last line; exits 0 only when everything held.
+And NVML's own Xid events beside the kernel's lines: whether each fault was told of, how long after its line, that the agent
+misses nothing of either (with ``match_s`` at ten seconds, so that it is decided within this run), and that with a deaf log it
+would.
+
+Needs root, an NVIDIA driver with NVML, nvcc, a Python with sentinel in it, and the command ``sentinel`` on the PATH. Runs the
+real agent (real NVML, real /dev/kmsg) and the real controller with an embedded store; the one worker it guards is a stand-in
+HTTP server that holds the real GPU. Prints what it sees to standard error and one JSON object as its last line; exits 0 only
+when everything held.
 
 usage: check.py [--seconds 120]
 """
@@ -10,10 +15,12 @@ usage: check.py [--seconds 120]
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.server
 import json
 import os
 import pathlib
+import re
 import secrets
 import socket
 import subprocess
@@ -26,6 +33,7 @@ from hashlib import sha256
 
 HERE = pathlib.Path(__file__).parent
 FAULTS = {"unmapped": 31, "misaligned": 13, "trap": 43}
+MATCH_S = 10.0  # what [kernel_log] match_s is for this run: shipped is a minute
 
 
 def free_port() -> int:
@@ -75,6 +83,85 @@ def children(pid: int) -> list[int]:
         except (OSError, ValueError):
             continue
     return found
+
+
+class Ear(threading.Thread):
+    """A driver child of our own beside the agent's: what NVML tells of, once a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.readings: list[dict] = []
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        asyncio.run(self._listen())
+
+    async def _listen(self) -> None:
+        from sentinel.agent.driver import ChildDriver  # noqa: PLC0415
+
+        driver = ChildDriver()
+        while not self.ending.is_set():
+            self.readings.append((await driver.read())["xid_events"])
+            await asyncio.sleep(1.0)
+        await driver.close()
+
+    @property
+    def latest(self) -> dict:
+        return self.readings[-1] if self.readings else {"listening": {}, "heard": []}
+
+
+def xid_lines() -> list[tuple[float, int]]:
+    """(seconds since boot, code) of every Xid line of the kernel in its log, read from the beginning."""
+    found = []
+    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                head, _, text = os.read(fd, 16384).decode(errors="replace").partition(";")
+            except BrokenPipeError:
+                continue
+            except BlockingIOError:
+                return found
+            prio, _, usec, *_ = head.split(",")
+            if int(prio) >> 3 == 0 and (match := re.match(r"NVRM: Xid \([^)]*\): (\d+)", text)):
+                found.append((int(usec) / 1e6, int(match[1])))
+    finally:
+        os.close(fd)
+
+
+def told_of(ear: Ear, began: float) -> dict[str, dict[str, object]]:
+    """By provoked code: lines and events since ``began`` (seconds since boot), and from the nearest line to hearing, seconds."""
+    lines = [(at, code) for at, code in xid_lines() if at >= began]
+    heard = {h["xid"]: h for h in ear.latest["heard"]}
+    out: dict[str, dict[str, object]] = {}
+    for code in sorted({*FAULTS.values(), *heard, *(c for _, c in lines)}):
+        at = [t for t, c in lines if c == code]
+        event = heard.get(code)
+        late = min((event["at"] - t for t in at), key=abs, default=None) if event else None
+        out[str(code)] = {
+            "lines": len(at),
+            "events": event["count"] if event else 0,
+            "delivered": event is not None,
+            "event_after_line_s": None if late is None else round(late, 4),
+        }
+    return out
+
+
+def with_a_deaf_log(ear: Ear, file: pathlib.Path) -> list[int]:
+    """Codes that the comparison misses when the same events meet a log that says nothing: the proof that it can fail."""
+    from probes.crosscheck import compare  # noqa: PLC0415
+    from probes.thresholds import load, using  # noqa: PLC0415
+    from sentinel.model import Reading  # noqa: PLC0415
+
+    memory: dict = {}
+    missed = []
+    with using(load(file)):
+        for events in ear.readings:
+            silent = {"records": [], "booted_at": 0.0}
+            for probe, data in (("kernel_log", silent), ("gpu", {"xid_events": events})):
+                found = compare(Reading(probe=probe, node="n", at=events["now"], data=data), memory)
+                missed += [f.facts["xid"] for f in found if f.check == "kernel_log.missed_xid"]
+    return sorted(missed)
 
 
 def main() -> int:  # noqa: PLR0915  (one story, told in order)
@@ -127,8 +214,14 @@ controllers = ["http://127.0.0.1:{control}"]
 token_file = "{dir_}/node.token"
 state_dir = "{dir_}/agent"
 listen = "127.0.0.1:{listen}"
+thresholds = "{dir_}/thresholds.toml"
 """
     )
+    (dir_ / "thresholds.toml").write_text(f"[kernel_log]\nmatch_s = {MATCH_S}\n")
+
+    def agent_metrics() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{listen}/metrics", timeout=5) as answer:
+            return answer.read().decode().splitlines()
 
     def ask(path: str) -> dict:
         request = urllib.request.Request(f"http://127.0.0.1:{control}{path}", headers={"authorization": f"Bearer {ann_token}"})
@@ -154,9 +247,15 @@ listen = "127.0.0.1:{listen}"
     procs = {n: subprocess.Popen(["sentinel", n, "--config", dir_ / f"{n}.toml"], stdout=f, stderr=f) for n, f in logs.items()}
     result: dict[str, object] = {"gpus": gpus, "simulated": ["worker (stand-in HTTP server)"], "found_s": {}}
     held_all = True
+    ear = Ear()
+    ear.start()
     try:
         wait("the node's first report", lambda: any(n["reported"] for n in ask("/v1/status")["nodes"]))
-        time.sleep(6)
+        for _ in range(20):  # where a GPU knows no such events, the result says so
+            time.sleep(0 if len(ear.latest["listening"]) == len(gpus) else 1)
+        time.sleep(MATCH_S + 6)  # nothing is compared in the first match_s
+        listened = [float(line.rpartition(" ")[2]) for line in agent_metrics() if line.startswith("sentinel_xid_listening{")]
+        began_raw = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
         for name, xid in FAULTS.items():
             subprocess.run([dir_ / "faults", name], check=True)
             seconds = wait(
@@ -179,7 +278,7 @@ listen = "127.0.0.1:{listen}"
         pids = [procs["agent"].pid, *children(procs["agent"].pid)]
         cpu, _, _ = cost_of(pids)
         began = time.monotonic()
-        time.sleep(a.seconds)
+        time.sleep(max(a.seconds, 2 * MATCH_S + 10))  # by then everything is compared
         cpu_after, rss, pss = cost_of(pids)
         took = time.monotonic() - began
         result["agent"] = {
@@ -190,8 +289,27 @@ listen = "127.0.0.1:{listen}"
             "pss_mib": round(pss, 1),
         }
         result["one_look"] = ask("/v1/status")["nodes"]
+        ear.ending.set()
+        ear.join(20)
+        agent_log = (dir_ / "agent.log").read_text(errors="replace")
+        told = told_of(ear, began_raw)
+        delivered = sorted(int(code) for code, x in told.items() if x["delivered"])
+        events = {
+            "match_s": MATCH_S,
+            "agent_listens_to": sum(v == 1 for v in listened),
+            "by_code": told,
+            "missed_lines_found_by_agent": agent_log.count("kernel_log.missed_xid"),
+            "untold_numbers_found_by_agent": agent_log.count("nvml.untold_xid"),
+            "missed_if_the_log_were_deaf": with_a_deaf_log(ear, dir_ / "thresholds.toml"),
+        }
+        result["xid_events"] = events
+        result["faults_at_the_end"] = sorted({i["fault"] for i in incidents()})
         held_all = (
-            result["faults"] == ["app-fault"]
+            result["faults"] == result["faults_at_the_end"] == ["app-fault"]
+            and events["agent_listens_to"] == len(gpus)
+            and events["missed_lines_found_by_agent"] == 0
+            and [code for code in events["missed_if_the_log_were_deaf"] if code in FAULTS.values()]
+            == [code for code in delivered if code in FAULTS.values()]
             and not result["forged_line_changed_something"]
             and result["drains"] == 0
             and result["worker"] == "active"

@@ -115,8 +115,7 @@ class Listener:
         except self._nvml.NVMLError as error:
             if int(error.value) != TIMEOUT:
                 raise
-            now = raw_s()
-            self._emptied = began  # what was there by then would have been given
+            now = self._emptied = raw_s()
             self._tell()
             if now - began < WAIT_MS / 2000:  # a wait that does not wait must not become a loop
                 time.sleep(WAIT_MS / 1000 - (now - began))

@@ -42,6 +42,7 @@ class AgentMetrics:
             "sentinel_probe_duration_seconds", "How long the probe's last read and assessment took", ["probe"], registry=r
         )
         self.xid = Counter("sentinel_xid", "Xid errors in the kernel log", ["gpu", "xid"], registry=r)
+        self.listening = Gauge("sentinel_xid_listening", "Whether NVML's Xid events of this GPU are heard", ["gpu"], registry=r)
         self.log_lines = Counter("sentinel_kernel_log_lines", "Kernel log lines read", registry=r)
         self.log_skipped = Counter(
             "sentinel_kernel_log_skipped", "Kernel log records not looked at, or lost to us", ["why"], registry=r
@@ -81,7 +82,11 @@ class AgentMetrics:
         self.actions.labels(action, outcome).inc()
 
     def count_reading(self, reading: Reading) -> None:
-        """What the kernel log's probe says of its own reading: ``lines`` read, ``skipped`` by why, ``lost`` to an overrun."""
+        """What a probe says of its own reading. The kernel log's: ``lines`` read, ``skipped`` by why, ``lost`` to an overrun;
+        the GPUs': which of them are listened to, where anybody listens."""
+        if reading.probe == "gpu" and (events := reading.data.get("xid_events")):
+            for pci in {g.get("pci") for g in reading.data["gpus"]} - {None}:
+                self.listening.labels(pci).set(1 if pci in events["listening"] else 0)
         if reading.probe != "kernel_log":
             return
         self.log_lines.inc(reading.data.get("lines", 0))

@@ -9,15 +9,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from prometheus_client import generate_latest
 
 from probes import Context, ProbeError
 from probes.gpu import GpuProbe
+from probes.kernel_log import KernelLogProbe
+from probes.thresholds import load, using
 from sentinel.agent import driver_listener
+from sentinel.agent.assembly import Agent
 from sentinel.agent.driver import ChildDriver
 from sentinel.agent.driver_heard import KINDS, Heard
 from sentinel.agent.driver_listener import CODES, Listener, raw_s
 from sentinel.agent.driver_protocol import Listens, Pauses, Said
+from sentinel.config import AgentSettings
+from sentinel.model import Finding
+from sentinel.testing.kmsg import KERNEL, USER, record
 from sentinel.testing.nvml import NOT_SUPPORTED, STATE_FILE, FakeNvml, FakeState, gb200_tray
 
 FAKE = "sentinel.testing.nvml:from_file"
@@ -29,7 +37,11 @@ class Tray:
     def __init__(self, path: Path) -> None:
         self.path, self.state = path, gb200_tray()
         self.save()
-        self.driver = ChildDriver(0.6, nvml=FAKE, env={**os.environ, STATE_FILE: str(path)}, pauses=QUICK)
+        self.driver = self.made(deadline_s=0.6)
+
+    def made(self, deadline_s: float) -> ChildDriver:
+        self.driver = ChildDriver(deadline_s, nvml=FAKE, env={**os.environ, STATE_FILE: str(self.path)}, pauses=QUICK)
+        return self.driver
 
     def save(self) -> None:
         self.state.save(self.path)
@@ -230,3 +242,44 @@ def test_the_parents_record_is_bounded_and_keeps_the_latest() -> None:
     record.child_ended()
     assert record.answer()["listening"] == {}
     assert record.answer()["now"] <= raw_s()
+
+
+# -- the whole agent ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_deaf_log_is_noticed_and_a_heard_one_is_not(tray: Tray, tmp_path: Path) -> None:
+    """The real agent with both probes: an Xid with its kernel line is one fault; one whose only line user space wrote is a miss."""
+    log = tmp_path / "kmsg"
+    log.touch()
+    state = tmp_path / "state"
+    state.mkdir()
+    settings = AgentSettings(node="n", state_dir=state, kmsg=log, listen="")
+    settings = msgspec.structs.replace(settings, probes={"gpu": {"interval": "300ms"}, "kernel_log": {"interval": "300ms"}})
+    context = Context(node="n", kmsg=log, state=state, driver=tray.made(deadline_s=10.0))
+    (tmp_path / "site.toml").write_text("[kernel_log]\nmatch_s = 2.0\nmatch_again_s = 2.0\n")
+    found: list[Finding] = []
+
+    async def seen(check: str) -> None:
+        end = time.monotonic() + 20
+        while check not in {f.check for f in found}:
+            assert time.monotonic() < end, f"{check} never came, only {agent._compare._memory}"
+            await asyncio.sleep(0.1)
+
+    with using(load(tmp_path / "site.toml")):
+        agent = Agent(settings, [GpuProbe(context), KernelLogProbe(context)])
+        take = agent.known.take
+        agent.known.take = lambda probe, told: found.extend(told) or take(probe, told)  # type: ignore[method-assign,func-returns-value]
+        await agent.start()
+        try:
+            await tray.until(lambda e: len(e["listening"]) == 4 and e["now"] - max(e["listening"].values()) > 4.0)
+            for lines, (code, facility) in enumerate(((31, KERNEL), (79, USER)), 1):
+                with log.open("ab") as file:
+                    file.write(record(f"NVRM: Xid (PCI:0008:01:00): {code}, pid=1, name=x, y", lines, facility=facility))
+                tray.state.gpus[0].raise_xid(code)
+            tray.save()
+            await seen("kernel_log.missed_xid")
+        finally:
+            await agent.stop()
+    told = [f for f in found if f.check in ("kernel_log.missed_xid", "nvml.untold_xid", "xid.31", "xid.79")]
+    assert [(f.check, f.facts["xid"]) for f in told] == [("xid.31", 31), ("kernel_log.missed_xid", 79)]
+    assert 'sentinel_xid_listening{gpu="0008:01:00.0"} 1.0' in generate_latest(agent.metrics.registry).decode()
