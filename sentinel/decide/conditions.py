@@ -5,6 +5,8 @@ What always holds:
 * An event (a kernel line) counts once per id, however often it is sent.
 * A state is raised after ``confirm`` present samples in a row and cleared after ``clear_confirm`` fine ones; a sample that
   is missing because nothing could be measured moves neither.
+* A state that has come and gone ``flap_count`` times stays present until it was fine for ``flap_hold`` (flap memory), where nothing
+  is drained for it: what is drained is repaired and proven, and has a memory of its own.
 * A state that grows worse, so that another rule of the policy takes it, is raised anew under that rule, with its own count.
 * Conditions are soft: a new leader starts with those of the open incidents only, and learns the rest from the agents' next
   snapshots. A state that was never bad has no condition.
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sentinel.model import Component, Finding, Kind
+from sentinel.decide.policy import Hysteresis, Rule
+from sentinel.model import Component, Finding, Kind, Response
 
 _REMEMBERED_EVENTS = 20_000  # ids of events already counted; bounded so that a storm cannot grow it
 
@@ -41,10 +44,13 @@ class Condition:
     good: int = 0  # fine samples in a row
     since: float = 0.0  # when it was raised
     measured_at: float = 0.0  # latest sample, fine or not
+    bad_at: float = 0.0  # latest present sample
+    came: tuple[float, ...] = ()  # when it was raised, the latest ``flap_count`` times
 
 
 class Conditions:
-    def __init__(self) -> None:
+    def __init__(self, hysteresis: Hysteresis) -> None:
+        self.hysteresis = hysteresis
         self._all: dict[tuple[Component, str], Condition] = {}
         self._events: OrderedDict[str, int] = OrderedDict()
 
@@ -69,7 +75,7 @@ class Conditions:
             condition.bad = 0
             condition.measured_at = at
             needed = 1 if finding.kind is Kind.EVENT else clear_confirm  # an event that says "recovered" says it once
-            if condition.present and condition.good >= needed:
+            if condition.present and condition.good >= needed and not self._flaps(condition, at):
                 condition.present = condition.raised = False
                 return Change.CLEARED
             return Change.NOTHING
@@ -82,11 +88,13 @@ class Conditions:
             condition.rule, condition.raised, condition.bad = rule, False, 0
         condition.bad += 1
         condition.good = 0
-        condition.measured_at = at
+        condition.measured_at = condition.bad_at = at
         if condition.raised:
             return Change.AGAIN
         if condition.bad >= confirm:
-            condition.since = condition.since if condition.present else at
+            if not condition.present:
+                condition.since = at
+                condition.came = (*condition.came, at)[-self.hysteresis.flap_count :]
             condition.present = condition.raised = True
             return Change.RAISED
         return Change.NOTHING
@@ -108,7 +116,7 @@ class Conditions:
             self._events.popitem(last=False)
         known = self._all.get(key)
         since = known.since if known and known.present else at
-        self._all[key] = Condition(finding, present=True, bad=1, since=since, measured_at=at)
+        self._all[key] = Condition(finding, present=True, bad=1, since=since, measured_at=at, bad_at=at)
         if counted is not None:
             return Change.AGAIN
         return Change.AGAIN if known and known.present else Change.RAISED
@@ -118,7 +126,22 @@ class Conditions:
         if finding.kind is Kind.EVENT:
             self._events[finding.id] = finding.count
         elif still_open:
-            self._all[(finding.component, finding.check)] = Condition(finding, present=True, since=finding.at)
+            self._all[(finding.component, finding.check)] = Condition(finding, present=True, since=finding.at, bad_at=finding.at)
+
+    def _flaps(self, condition: Condition, at: float) -> bool:
+        """Whether it has come and gone so often lately that being fine for a moment says nothing."""
+        memory, rule = self.hysteresis, condition.rule
+        if condition.finding.kind is Kind.EVENT or not isinstance(rule, Rule) or rule.response in (Response.DRAIN, Response.EVICT):
+            return False
+        often = len(condition.came) >= memory.flap_count and at - condition.came[0] <= memory.flap_window
+        return often and at - condition.bad_at < memory.flap_hold
+
+    def quiet_since(self, finding: Finding) -> float:
+        """Since when a finding of an incident has been measured fine, or has not happened again; inf: it stands."""
+        condition = self._all.get((finding.component, finding.check))
+        if condition is None:
+            return finding.at if finding.kind is Kind.EVENT else float("inf")
+        return float("inf") if condition.present and finding.kind is Kind.STATE else condition.bad_at
 
     def end(self, component: Component, check: str) -> None:
         """An event is over: repaired and verified, or aged away."""

@@ -18,18 +18,31 @@ from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
 from sentinel.decide.drain import Drains
-from sentinel.decide.events import AnyEvent, AnyInstruction, Asked, Done, FleetLoaded, PolicyLoaded, Reported, Restored, Tick, Watched
+from sentinel.decide.ease import Ease
+from sentinel.decide.events import (
+    AnyEvent,
+    AnyInstruction,
+    Asked,
+    Done,
+    FleetLoaded,
+    PolicyLoaded,
+    Reported,
+    Restored,
+    Tick,
+    Watched,
+)
 from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.mode import Modes
 from sentinel.decide.past import Past
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.reload import take_policy
-from sentinel.decide.repair import repair_target
+from sentinel.decide.respond import Responses
 from sentinel.decide.silence import Silence
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Drain, DrainState, Finding, Incident, Kind, Report, Response, Urgency, Worker, WorkerState
+from sentinel.model import Drain, DrainState, Finding, Incident, Kind, Report, Urgency, WorkerState
 
 KEEP_CLOSED = 2000  # closed incidents that stay readable: a check that flaps all day must not fill the store
 
@@ -45,6 +58,11 @@ class Decider:
         self.past = Past(self.p)
         self.capacity = Capacity(self.p, self.drains)
         self.budget = Budget(self.p, self.capacity.table, self.capacity.needs)
+        self.ease = Ease(self.p, self.incidents, self.drains)
+        modes = Modes(self.p, self.incidents, self.waiting)
+        self.responses = Responses(
+            self.p, self.incidents, self.drains, waiting=self.waiting, budget=self.budget, modes=modes, ease=self.ease
+        )
         self.people = People(self.p, self.drains, self.incidents)
         self._restored = False
         self._gone: dict[str, float] = {}  # open drain → since when its worker is not configured
@@ -160,8 +178,9 @@ class Decider:
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)
+        self.ease.tick()
         for kept in self.waiting.again():
-            self._take_out(*kept)
+            self.responses.take_out(kept)
         self.capacity.stand_down()
         self.capacity.shortage.ask()
         self._tend_incidents()
@@ -196,9 +215,9 @@ class Decider:
             incident = self.incidents.open(rule, finding)
         elif change is not Change.AGAIN:
             incident = self.incidents.fold(incident, finding)
-        self._respond(incident, rule, finding)
+        self.responses.respond(incident, rule, finding)
         if rule.page and not rule.page_after and systemic is None:
-            self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault)
+            self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault, rule=rule)
 
     def _not_expected_up(self, finding: Finding) -> bool:
         """A worker that stands by, or that was taken out and stopped, is not missed when it does not answer."""
@@ -208,66 +227,6 @@ class Decider:
         drain = self.p.open_drain(worker.name)
         parked = drain is not None and not drain.incident and drain.state is not DrainState.REQUESTED
         return self.p.state_of(worker) is WorkerState.STANDBY or parked
-
-    def _respond(self, incident: Incident, rule: Rule, finding: Finding) -> None:
-        if rule.response is Response.NONE:
-            return
-        workers = self.p.touching(finding.component)
-        if not workers:
-            self.incidents.note(incident, "nothing to drain", f"no worker is known on {finding.component}")
-        for worker in workers:
-            self._take_out(incident, rule, finding, worker)
-
-    def _take_out(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker) -> None:
-        p = self.p
-        repair, automatic, why_not = self.drains.repairs.wanted(rule, finding, worker)
-        reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
-        target = repair_target(finding, worker)
-        incident = p.incidents[incident.id]
-        if worker.name not in incident.victims:  # learned or configured since it was opened
-            incident = p.put_incident(msgspec.structs.replace(incident, victims=(*incident.victims, worker.name)))
-        drain = p.open_drain(worker.name)
-        if drain is None and p.state_of(worker) is WorkerState.STANDBY:
-            return
-        hold = p.held(worker, "in")
-        if hold and (drain is None or drain.by == "sentinel"):
-            self.waiting.hold(incident, rule, finding, worker, hold)
-            return
-        if drain is not None and drain.kind == "drain":
-            ours = finding.component.worker is not None and drain.state not in (DrainState.REQUESTED, DrainState.DEROUTED)
-            if not ours and drain.by == "sentinel":
-                self.drains.escalate(drain, rule.response, repair, target, reason, returns=automatic)
-            self.waiting.drop(incident, worker)
-            return
-        doubtful = rule.budgeted or finding.certainty < 1.0
-        disputed = p.topology.disputed(finding.component) if doubtful else ""
-        if disputed:
-            self.waiting.budget(incident, rule, finding, worker, disputed)
-            return
-        if doubtful:
-            blocked = self.budget.blocks(worker)
-            if blocked:
-                self.waiting.budget(incident, rule, finding, worker, blocked)
-                return
-        self.waiting.drop(incident, worker)
-        if drain is not None:  # a standby on its way up or down
-            self.drains.drop(drain, reason)
-        self.drains.request(
-            Drain(
-                id=p.new_id("drain"),
-                worker=worker.name,
-                response=rule.response,
-                reason=reason,
-                requested_at=p.now,
-                incident=incident.id,
-                doubtful=doubtful,
-                deadline_s=float(rule.deadline),
-                repair=repair,
-                target=target,
-                returns=automatic,
-            )
-        )
-        self.incidents.note(p.incidents[incident.id], "decided", f"{rule.response.value} {worker.name}: {reason}", rule=rule.fault)
 
     def _ask_person(self, drain: Drain, sentence: str) -> None:
         """sentinel is at its end with this drain: it stays where it is and a person is asked."""
@@ -304,7 +263,7 @@ class Decider:
             if why:
                 self.incidents.close(incident, why)
             elif rule and rule.page and not incident.paged and self._due(incident, rule) and not covered(incident):
-                self.incidents.page(incident, rule.page)
+                self.incidents.page(incident, rule.page, rule=rule)
 
     def _due(self, incident: Incident, rule: Rule) -> bool:
         return self.p.now - incident.opened_at >= rule.page_after

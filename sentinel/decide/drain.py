@@ -96,7 +96,7 @@ class Drains:
                 deadline = min(30.0, float(self.p.policy.timing.verify_deadline))
                 lane = f"verify:{d.id}"  # a lane of its own, as for the wait
                 return [Verify(id=name("verify"), cause=cause, lane=lane, why=why, worker=w, deadline_s=deadline)]
-            case S.RETURNING:
+            case S.RETURNING if d.response is not Response.STEER:  # that never left
                 return [Reroute(id=name("reroute"), cause=cause, lane=lane, why=why, worker=w)]
             case _:
                 return []
@@ -119,7 +119,8 @@ class Drains:
     def _settled(self, drain: Drain, verb: str, event: Done) -> tuple[Drain, str] | None:
         match verb, drain.state:
             case "deroute", S.REQUESTED:
-                self.move(drain, "evicted" if drain.response is Response.EVICT else "derouted", drain.reason)
+                outcome = {Response.EVICT: "evicted", Response.CORDON: "eased"}.get(drain.response, "derouted")
+                self.move(drain, outcome, drain.reason)
             case "idle", S.DEROUTED:
                 self._left(drain, idle=bool(event.ok), detail=event.detail)
             case "stop", S.STOPPING if drain.kind == "retire":
@@ -315,7 +316,7 @@ class Drains:
         return self.note(drain, "escalated", why)
 
     def out_again(self, drain: Drain, why: str) -> Drain:
-        """From RETURNING, where it has traffic already, gently out of rotation once more."""
+        """From where it has traffic (RETURNING, EASED), gently out of rotation once more."""
         return self.move(drain, "again", why, response=Response.DRAIN, verified=False, attempt=drain.attempt + 1)
 
     def drop(self, drain: Drain, why: str) -> Drain:

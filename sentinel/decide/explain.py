@@ -12,7 +12,7 @@ import msgspec
 
 from sentinel.decide.picture import Picture
 from sentinel.decide.placed import placed
-from sentinel.decide.worth import IN_SERVICE, Standing, survey, worth
+from sentinel.decide.worth import Standing, given_to, survey, worth
 from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
 
@@ -76,7 +76,7 @@ def _pool(p: Picture, name: str, standing: Standing) -> dict[str, Any]:
         if w.pool == name:
             sums = roles.setdefault(w.role.value, {"ready": 0.0, "total": 0.0})
             sums["total"] += 0.0 if w.standby else worth(p.pools[name], w)
-            sums["ready"] += worth(p.pools[name], w) if p.state_of(w) in IN_SERVICE else 0.0
+            sums["ready"] += given_to(p, w)
     return {
         "pool": name,
         "weight": weight,

@@ -17,6 +17,7 @@ import msgspec
 
 from sentinel.decide import past
 from sentinel.decide.events import SendPage
+from sentinel.decide.mode import quiet
 from sentinel.decide.picture import ENDED, Picture, with_step
 from sentinel.decide.policy import Rule
 from sentinel.model import Action, Component, Drain, Finding, Incident, Kind, Page, Response, Step, Urgency
@@ -94,15 +95,33 @@ class Incidents:
     def note(self, incident: Incident, what: str, why: str, rule: str = "") -> Incident:
         return self.p.put_incident(with_step(incident, Step(at=self.p.now, what=what, why=why, cause=self.p.cause, rule=rule)))
 
+    def would(self, incident: Incident, deed: str, why: str, rule: str = "") -> Incident:
+        """Write down, once, what the mode forbids."""
+        if any(s.what == "would have" and s.why.startswith(f"{deed}: ") for s in incident.history):
+            return incident
+        return self.note(incident, "would have", f"{deed}: {why}", rule)
+
     # -- paging -----------------------------------------------------------------------------------------------------
 
-    def page(self, incident: Incident, urgency: str, ask: str = "", found: Finding | None = None, fault: str = "") -> Incident:
+    def page(
+        self,
+        incident: Incident,
+        urgency: str,
+        ask: str = "",
+        *,
+        found: Finding | None = None,
+        fault: str = "",
+        rule: Rule | None = None,
+    ) -> Incident:
         """Trigger the page once. ``ask`` says what a person must do when sentinel itself is at its end.
 
-        ``found`` and ``fault``: what makes it worth a page, where that joined an incident that was not.
+        ``found`` and ``fault``: what makes it worth a page, where that joined an incident that was not. ``rule``: who asks for
+        it; None: whatever the incident is made of.
         """
         if incident.paged or not urgency:
             return incident
+        if quiet(self.p, incident, rule):
+            return self.would(incident, "page somebody", f"{urgency}{': ' if ask else ''}{ask}", fault)
         fault = fault or incident.fault
         summary = f"{fault}: {found.summary if found and found.summary else incident.summary}" + (f" ({ask})" if ask else "")
         self._send(incident, "trigger", Urgency(urgency), summary, ask, fault=fault)

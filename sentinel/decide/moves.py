@@ -9,11 +9,13 @@ is here; what is not here (a late answer) changes nothing.
         └──(evict)──────────────────────────────────────┘               │ └─(no hardware repair)──────────────▲
                                                                          └─(parked)─▶ VERIFYING ◀──started──────┘
                                         DONE ◀─rerouted─ RETURNING ◀─passed─┘
+
+    (steer) ─▶ EASED ─passed/cancel─▶ RETURNING      (cordon) REQUESTED ─eased─▶ EASED      EASED ─again─▶ REQUESTED (worse news)
 """
 
 from __future__ import annotations
 
-from sentinel.model import DrainState
+from sentinel.model import Drain, DrainState, Response
 
 S = DrainState
 
@@ -43,6 +45,11 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
     (S.RETURNING, "failed"): S.OUT,
     (S.RETURNING, "again"): S.REQUESTED,  # it has traffic already: out the way it went before
     (S.REQUESTED, "cancel"): S.RETURNING,
+    (S.REQUESTED, "eased"): S.EASED,  # cordoned: it keeps what it has
+    (S.REQUESTED, "again"): S.REQUESTED,  # worse news before that was carried out
+    (S.EASED, "again"): S.REQUESTED,  # worse news about a worker that serves on
+    (S.EASED, "passed"): S.RETURNING,
+    (S.EASED, "cancel"): S.RETURNING,
     (S.DEROUTED, "cancel"): S.RETURNING,
 }
 
@@ -59,6 +66,7 @@ VERBS = {  # the effects that a state waits for
 }
 
 TOLD = {
+    S.EASED: "eased",
     S.DEROUTED: "out of rotation",
     S.STOPPING: "stopping",
     S.OUT: "out of service",
@@ -68,3 +76,15 @@ TOLD = {
     S.RETURNING: "verified",
     S.DONE: "back",
 }
+
+GENTLE = (Response.STEER, Response.CORDON)  # it serves on, and nothing is done to its process
+_RANK = {response: n for n, response in enumerate(Response)}  # in the order of the model: each is gentler than the next
+
+
+def rank(response: Response) -> int:
+    return _RANK[response]
+
+
+def gentle(drain: Drain) -> bool:
+    """Whether this is a worker that serves on, steered or cordoned (or about to be)."""
+    return drain.kind == "drain" and drain.response in GENTLE and drain.state in (S.REQUESTED, S.EASED)

@@ -12,6 +12,7 @@ import msgspec
 from sentinel.decide.drain import Drains
 from sentinel.decide.events import Asked
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.moves import gentle
 from sentinel.decide.picture import Picture
 from sentinel.model import Drain, DrainState, Hold, Response
 
@@ -51,7 +52,7 @@ class People:
             drain = self.p.open_drain(worker.name)
             if drain is not None and drain.kind == "drain":
                 drain = msgspec.structs.replace(drain, returns=False, by=ask.by)
-                if drain.state is DrainState.RETURNING:
+                if drain.state is DrainState.RETURNING or gentle(drain):
                     self.drains.out_again(drain, f"kept out by {ask.by}: {ask.reason}")
                 else:
                     self.drains.note(drain, "kept out", f"{ask.by}: {ask.reason}")

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from sentinel.decide.conditions import Conditions
 from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record, Restored
+from sentinel.decide.moves import gentle
 from sentinel.decide.policy import Policy, Rulebook
 from sentinel.decide.topology import Topology
 from sentinel.model import (
@@ -29,6 +30,7 @@ from sentinel.model import (
     Hold,
     Incident,
     Pool,
+    Response,
     Role,
     Routes,
     Step,
@@ -63,6 +65,15 @@ class NodeView:
     probes: dict[str, bool | None] = field(default_factory=dict)
 
 
+class Shadow(NamedTuple):
+    """What sentinel would have done to a worker if its mode let it; soft."""
+
+    at: float
+    incident: str
+    response: Response
+    doubtful: bool
+
+
 @dataclass
 class WorkerView:
     """What is known of a worker beyond its configuration: soft."""
@@ -93,7 +104,9 @@ class Picture:
         self.routes = Routes()
         self.nodes: dict[str, NodeView] = {}
         self.views: dict[str, WorkerView] = {}
-        self.conditions = Conditions()
+        self.conditions = Conditions(policy.hysteresis)
+        self.would: dict[str, tuple[float, str]] = {}  # what the mode forbids and no incident is about → when last, and why
+        self.shadows: dict[str, Shadow] = {}  # worker → what would have taken it out, where the mode forbids it
         self.outstanding: dict[str, str] = {}  # key → id of the effects that have not ended
         self.standby_up: set[str] = set()  # standby workers that were started
         self.epoch = 0
@@ -106,6 +119,8 @@ class Picture:
     def use_policy(self, policy: Policy) -> None:
         self.policy = policy
         self.rules = Rulebook(policy)
+        self.conditions.hysteresis = policy.hysteresis
+        self.shadows.clear()  # judged anew on the next tick
         self._changed = None  # what a worker is worth in the route table may depend on it
 
     # -- saying what to do ------------------------------------------------------------------------------------------
@@ -320,7 +335,18 @@ class Picture:
             return WorkerState.ACTIVE  # verified: the published table is what puts a plain vLLM back, and Reroute confirms it
         if worker.standby and worker.name not in self.standby_up:
             return WorkerState.STANDBY
+        if drain and gentle(drain):
+            return WorkerState.CORDONED if drain.response is Response.CORDON else WorkerState.ACTIVE
         return WorkerState.OUT if drain and drain.kind != "start" else WorkerState.ACTIVE
+
+    def keeps(self, response: Response) -> float:
+        """What part of the new sessions that it is worth a worker is still given under this response."""
+        return {Response.NONE: 1.0, Response.STEER: self.policy.pace.steer_share}.get(response, 0.0)
+
+    def share(self, worker: Worker) -> float:
+        """What part of them this worker is given while it is ACTIVE."""
+        drain = self.open_drain(worker.name)
+        return self.keeps(drain.response) if drain and gentle(drain) and drain.response is Response.STEER else 1.0
 
     def capacity(self, pool: str, role: Role, states: tuple[WorkerState, ...], without: str = "") -> float:
         """Sessions that workers of this pool and role in these states are worth; ``both`` counts for either role."""

@@ -56,6 +56,14 @@ class Timing(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_closed: Duration
 
 
+class Hysteresis(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    flap_count: Count
+    flap_window: Duration
+    flap_hold: Duration
+    dwell: Duration
+    cool_down: Duration
+
+
 class Systemic(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     window: Duration
     share: Share
@@ -97,7 +105,7 @@ class Correlation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Pace(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sessions_per_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
     burst: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-    steer_share: Share
+    steer_share: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]  # all or nothing would be no steering
 
 
 class RepairRule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +125,7 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline: Duration = Duration(120)
     repair: str = Action.NONE.value  # an Action, or "finding"
     confirm: Count = 1
+    after: Duration = Duration(0)  # the response waits until a state has lasted this long
     page: str = ""  # an Urgency, or "" for nobody
     page_after: Duration = Duration(0)
     close_after: Duration = Duration(3600)  # an event without a drain stays on record as open this long
@@ -135,6 +144,7 @@ class Rule(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Mode
     timing: Timing
+    hysteresis: Hysteresis
     systemic: Systemic
     correlation: Correlation
     budget: Budget
@@ -206,8 +216,6 @@ def load_policy(text: str) -> Policy:
         )
     for number, rule in enumerate(policy.rule, 1):
         where = f"policy: rule {number} ({rule.fault})"
-        if rule.response not in (Response.NONE, Response.DRAIN, Response.EVICT):
-            raise PolicyError(f"{where}: response {rule.response.value!r} is not built yet; wanted none, drain or evict")
         if rule.repair != "finding" and rule.repair not in {*_REPAIRS, Action.RESTART_WORKER, Action.NONE}:
             raise PolicyError(f"{where}: repair {rule.repair!r} is no repair; wanted one of {[a.value for a in _REPAIRS]}")
         if rule.page and rule.page not in set(Urgency):

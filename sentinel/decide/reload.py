@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.mode import mode_of
-from sentinel.decide.picture import Picture
+from sentinel.decide.moves import GENTLE
+from sentinel.decide.picture import ENDED, Picture
 from sentinel.decide.policy import Mode, Policy, PolicyError, Rule, load_policy
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
@@ -31,14 +32,17 @@ def take_policy(p: Picture, incidents: Incidents, waiting: Waiting, systemic: Sy
     p.use_policy(policy)
     p.conditions.rules_changed(p.rules.rule_for, _alike)
     drains = by_place(p.drains.values())
-    for incident in p.open_incidents():
-        if systemic_check(incident) or incidents.answering(incident, drains):
-            continue
-        for finding, rule in incidents.demands(incident):
-            newly = rule.budgeted and _takes_out(policy, rule) and not _takes_out(old, old.rule_for(finding))
-            if newly and p.incidents[incident.id].closed_at is None and p.conditions.stands(finding):
-                systemic.turned(rule, finding)
     waiting.rules_changed()
+    for incident in p.open_incidents():
+        if systemic_check(incident):
+            continue
+        answered = any(d.response not in GENTLE or d.state not in ENDED for d in incidents.answering(incident, drains))
+        for finding, rule in incidents.demands(incident):
+            newly = _takes_out(policy, rule) and not _takes_out(old, old.rule_for(finding))
+            if newly and not answered and p.conditions.stands(finding):
+                if rule.budgeted and p.incidents[incident.id].closed_at is None:
+                    systemic.turned(rule, finding)
+                waiting.take(incident, rule, finding)
 
 
 def _takes_out(policy: Policy, rule: Rule | None) -> bool:
@@ -50,6 +54,6 @@ def _alike(before: object, now: object) -> bool:
     return (
         isinstance(before, Rule)
         and isinstance(now, Rule)
-        and (before.fault, before.response, before.confirm, before.budgeted, before.repair)
-        == (now.fault, now.response, now.confirm, now.budgeted, now.repair)
+        and (before.fault, before.response, before.confirm, before.budgeted, before.repair, before.after)
+        == (now.fault, now.response, now.confirm, now.budgeted, now.repair, now.after)
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from sentinel.decide.events import Done, ScaleOut
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.mode import acts
 from sentinel.decide.picture import Picture, effect_key
 from sentinel.decide.table import Table
 from sentinel.decide.worth import NEAR
@@ -110,6 +111,9 @@ class Shortage:
             each = self.table.regular[pool, role] / groups if groups else 0.0
             count = groups + math.ceil(lack / each - NEAR) if each > 0 else 0
             if count <= asked.get(role.value, 0):
+                continue
+            if not acts(self.p):
+                incident = self.incidents.would(incident, f"ask for {count} {role.value} workers", f"{lack:g} sessions are lacking")
                 continue
             asked[role.value] = count
             facts = {**finding.facts, "asked": dict(asked)}

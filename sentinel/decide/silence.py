@@ -18,6 +18,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sentinel.decide.events import Look
+from sentinel.decide.moves import gentle
 from sentinel.decide.picture import NodeView, Picture
 from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
 
@@ -66,7 +67,7 @@ class Silence:
                     self.p.effect(look)
             if silent_for >= timing.silent_after + timing.silent_page_after:
                 found.append(self._finding("agent.silent", node, self._not_reporting(node, silent_for)))
-            in_rotation = [w for w in workers if self.p.open_drain(w.name) is None]
+            in_rotation = [w for w in workers if (d := self.p.open_drain(w.name)) is None or gentle(d)]
             if in_rotation and not deaf and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
                 found.append(self._finding("node.down", node, f"{node} is silent and none of its workers answers"))
             elif in_rotation and not deaf and all(self.p.view(w.name).unanswered >= _LOOKS for w in in_rotation):

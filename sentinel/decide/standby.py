@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sentinel.decide.drain import Drains
+from sentinel.decide.mode import acts
 from sentinel.decide.picture import Picture
 from sentinel.decide.table import Table
 from sentinel.decide.worth import NEAR, roles_of
@@ -33,6 +34,9 @@ class Standbys:
         for role in sorted(lacks, key=lambda r: lacks[r], reverse=True):
             free = self._free(standbys, role)
             while lacks[role] - coming[role] > NEAR and (chosen := next(free, None)):
+                if not acts(self.p):
+                    self.p.would[f"start {chosen.name}"] = (self.p.now, why)
+                    break
                 self.drains.request(self._drain(chosen, "start", Response.NONE, DrainState.STARTING, why))
                 self._add(coming, chosen)
         return coming
@@ -43,6 +47,9 @@ class Standbys:
         if self.p.now - unneeded_since < after or self.p.open_drain(worker.name) or self.p.held(worker, "in"):
             return
         why = f"{worker.pool} {why} for {after:.0f} s"
+        if not acts(self.p):
+            self.p.would[f"stop {worker.name}"] = (self.p.now, why)
+            return
         self.drains.request(self._drain(worker, "retire", Response.DRAIN, DrainState.REQUESTED, why))
 
     def _add(self, coming: dict[Role, float], worker: Worker) -> None:

@@ -69,7 +69,7 @@ class Systemic:
                 if not drains and (rule.budgeted or not self.incidents.demands(other)):
                     self.incidents.close(other, f"part of {incident.id}: {summary}", merged_into=incident.id)
         ask = "one cause for all of them: stop the rollout or mend the monitor"
-        return self.incidents.page(incident, rule.page or "warning", ask)
+        return self.incidents.page(incident, rule.page or "warning", ask, rule=rule)
 
     def over(self, incident: Incident) -> bool:
         """Whether none of its nodes reports the check any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from sentinel.decide.picture import Picture
-from sentinel.decide.worth import IN_SERVICE, Standing, roles_of, worth
+from sentinel.decide.worth import Standing, roles_of, worth
 from sentinel.model import Drain, Role, RouteEntry, Worker, WorkerState
 
 Share = tuple[str, Role]  # a role of a pool
@@ -21,7 +21,7 @@ class Table:
         self.p = picture
         self.touched = False  # something was folded in since the table was last published
         self.regular: dict[Share, float] = defaultdict(float)  # configured capacity, standbys left out
-        self.ready: dict[Share, float] = defaultdict(float)  # in service, started standbys included
+        self.ready: dict[Share, float] = defaultdict(float)  # what is given, started standbys included
         self.groups: dict[Share, int] = defaultdict(int)  # configured workers, standbys left out
         self.standbys: dict[str, list[str]] = defaultdict(list)  # pool → names
         self.out: dict[Share, dict[str, None]] = defaultdict(dict)  # names of those that are out, the longest first
@@ -44,13 +44,12 @@ class Table:
             if worker is None or old is None:
                 continue
             self._judge(worker)
-            state = self.p.state_of(worker)
-            if state is old.state:
+            row = self._row(worker)
+            if row.state is old.state and row.capacity == old.capacity:
                 continue
             for role in roles_of(worker):
-                was, now = old.state in IN_SERVICE, state in IN_SERVICE
-                self.ready[worker.pool, role] += old.capacity * (now - was)
-            self._put(worker)
+                self.ready[worker.pool, role] += _takes(row) - _takes(old)
+            self._put(worker.pool, row)
 
     def rows(self, pool: str) -> tuple[RouteEntry, ...]:
         if pool not in self._pools:
@@ -63,6 +62,11 @@ class Table:
 
     def worth(self, worker: Worker) -> float:
         return worth(self.p.pools.get(worker.pool), worker)
+
+    def given(self, worker: Worker) -> float:
+        """Sessions that it is given now in each role."""
+        row = self._rows.get(worker.pool, {}).get(worker.name)
+        return _takes(row) if row else 0.0
 
     def recent(self, pool: str, role: Role, since: float) -> dict[str, float]:
         """The drains on doubt of this role that were decided after ``since``, and when."""
@@ -79,13 +83,13 @@ class Table:
             names.clear()
         self._rows = {pool: {} for pool in self.p.pools}
         for worker in self.p.workers.values():
-            self._put(worker)
+            row, mine = self._row(worker), self.worth(worker)
+            self._put(worker.pool, row)
             self._judge(worker)
-            mine, serves = self.worth(worker), self.p.state_of(worker) in IN_SERVICE
             for role in roles_of(worker):
                 self.regular[worker.pool, role] += 0.0 if worker.standby else mine
                 self.groups[worker.pool, role] += not worker.standby
-                self.ready[worker.pool, role] += mine if serves else 0.0
+                self.ready[worker.pool, role] += _takes(row)
             if worker.standby:
                 self.standbys[worker.pool].append(worker.name)
             elif worker.domain:
@@ -104,7 +108,7 @@ class Table:
             else:
                 self.out[share].pop(worker.name, None)
             if drain is not None and drain.doubtful:
-                self.doubt[share][worker.name] = self.worth(worker)
+                self.doubt[share][worker.name] = self.worth(worker) * (1.0 - self.p.keeps(drain.response))
             else:
                 self.doubt[share].pop(worker.name, None)
         if drain is not None:
@@ -116,7 +120,15 @@ class Table:
             for role in roles_of(worker):
                 self._doubtful_at[worker.pool, role][drain.id] = drain.requested_at
 
-    def _put(self, w: Worker) -> None:
-        row = RouteEntry(worker=w.name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=self.worth(w))
-        self._rows.setdefault(w.pool, {})[w.name] = row
-        self._pools.pop(w.pool, None)
+    def _row(self, w: Worker) -> RouteEntry:
+        capacity = self.worth(w) * self.p.share(w)
+        return RouteEntry(worker=w.name, url=w.url, role=w.role, state=self.p.state_of(w), capacity=capacity)
+
+    def _put(self, pool: str, row: RouteEntry) -> None:
+        self._rows.setdefault(pool, {})[row.worker] = row
+        self._pools.pop(pool, None)
+
+
+def _takes(row: RouteEntry) -> float:
+    """New sessions that a row lets it have; one that is cordoned keeps what it has and gets none."""
+    return row.capacity if row.state is WorkerState.ACTIVE else 0.0

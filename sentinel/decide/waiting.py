@@ -14,18 +14,28 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.mode import mode_of
 from sentinel.decide.picture import Picture
-from sentinel.decide.policy import Rule
+from sentinel.decide.policy import Mode, Rule
 from sentinel.decide.systemic import systemic_check
 from sentinel.model import Finding, Hold, Incident, Response, Urgency, Worker
 
 
+class Case(NamedTuple):
+    """One worker that one incident would take out of service, for what was found and by which rule."""
+
+    incident: Incident
+    rule: Rule
+    finding: Finding
+    worker: Worker
+
+
 class Kept(NamedTuple):
-    """One worker that one incident would take out."""
+    """What keeps one worker in that one incident would take out."""
 
     rule: Rule
     finding: Finding
-    why: str  # "budget", "hold", or "" while nobody has judged it yet
+    why: str  # "budget", "hold", "later", the mode that forbids it, or "" while nobody has judged it yet
 
 
 class Waiting:
@@ -46,28 +56,45 @@ class Waiting:
             return
         incident = self.incidents.note(incident, "held back", f"{worker.name}: {blocked}", rule="budget")
         urgency = rule.page if rule.page in (Urgency.ERROR, Urgency.CRITICAL) else Urgency.ERROR.value
-        self.incidents.page(incident, urgency, f"budget-blocked: {blocked}")
+        self.incidents.page(incident, urgency, f"budget-blocked: {blocked}", rule=rule)
 
     def hold(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, hold: Hold) -> None:
         """A person keeps it in."""
         if self._known(incident, rule, finding, worker, "hold"):
             return
         incident = self.incidents.note(incident, "held in", f"{hold.by} keeps {worker.name} in: {hold.reason}")
-        self.incidents.page(incident, rule.page or Urgency.WARNING.value, f"{worker.name} is held in service by {hold.by}")
+        said = f"{worker.name} is held in service by {hold.by}"
+        self.incidents.page(incident, rule.page or Urgency.WARNING.value, said, rule=rule)
+
+    def later(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, why: str) -> None:
+        """Time keeps it in: it has to last, or has just been back."""
+        if not self._known(incident, rule, finding, worker, "later"):
+            self.incidents.note(incident, "waits", why, rule=rule.fault)
+
+    def mode(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker) -> None:
+        """The mode keeps it in: judged anew when that changes."""
+        self._known(incident, rule, finding, worker, mode_of(self.p.policy, rule).value)
+
+    def take(self, incident: Incident, rule: Rule, finding: Finding) -> None:
+        """Other rules would take these workers out: on the next tick, within the budgets."""
+        for worker in self.p.touching(finding.component):
+            self._kept[(incident.id, worker.name)] = Kept(rule, finding, "")
 
     def drop(self, incident: Incident, worker: Worker) -> None:
         """It is taken out, or somebody else has answered for it."""
         self._kept.pop((incident.id, worker.name), None)
 
-    def again(self) -> Iterator[tuple[Incident, Rule, Finding, Worker]]:
+    def again(self) -> Iterator[Case]:
         """On ticks: what is to be tried again now."""
         self._brought_back()
         for (incident_id, name), kept in list(self._kept.items()):
             incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
             if incident is None or incident.closed_at is not None or worker is None or not self.p.conditions.stands(kept.finding):
                 del self._kept[incident_id, name]
+            elif kept.why == mode_of(self.p.policy, kept.rule).value and self.p.open_drain(name) is None:
+                continue
             elif kept.why != "hold" or not self.p.held(worker, "in"):
-                yield incident, kept.rule, kept.finding, worker
+                yield Case(incident, kept.rule, kept.finding, worker)
 
     def take_up(self, node: str = "") -> None:
         """Look for open incidents (of one node) that nobody answers for, though they would take a worker out."""
@@ -82,14 +109,13 @@ class Waiting:
                         self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, ""))
 
     def rules_changed(self) -> None:
-        """Other rules are in force: what is kept in is kept by them, or by nobody; what only now would be taken out joins it."""
+        """Other rules are in force: what is kept in is kept by them, or by nobody."""
         for key, kept in list(self._kept.items()):
             rule = self.p.rules.rule_for(kept.finding)
             if rule is None or rule.response is Response.NONE:
                 del self._kept[key]
             else:
-                self._kept[key] = kept._replace(rule=rule)
-        self.take_up()
+                self._kept[key] = kept._replace(rule=rule, why="" if kept.why in set(Mode) else kept.why)
 
     def _brought_back(self) -> None:
         """A person who holds a worker in may have called its drain off: the fault stands all the same."""

@@ -34,6 +34,11 @@ def worth(pool: Pool | None, worker: Worker) -> float:
     return pool.sessions_per_prefill / parts
 
 
+def given_to(p: Picture, worker: Worker) -> float:
+    """Sessions that it is given now in each role: its part of what it is worth, while it is ACTIVE."""
+    return worth(p.pools.get(worker.pool), worker) * p.share(worker) if p.state_of(worker) is WorkerState.ACTIVE else 0.0
+
+
 class Standing(NamedTuple):
     """One pool's sessions by role: configured (standbys left out), and in service (started standbys included)."""
 
@@ -76,9 +81,9 @@ def survey(p: Picture) -> dict[str, Standing]:
     for worker in p.workers.values():
         if worker.pool not in total:
             continue
-        mine, serves = worth(p.pools[worker.pool], worker), p.state_of(worker) in IN_SERVICE
+        mine, given = worth(p.pools[worker.pool], worker), given_to(p, worker)
         for role in roles_of(worker):
-            for sums, counts in ((total, not worker.standby), (ready, serves)):
-                if counts:
-                    sums[worker.pool][role] = sums[worker.pool].get(role, 0.0) + mine
+            for sums, part in ((total, 0.0 if worker.standby else mine), (ready, given)):
+                if part:
+                    sums[worker.pool][role] = sums[worker.pool].get(role, 0.0) + part
     return {name: Standing(total[name], ready[name]) for name in p.pools}

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StartWorker, StopWorker
-from sentinel.decide.moves import MOVES
+from sentinel.decide.moves import MOVES, gentle
 from sentinel.decide.picture import ENDED, effect_key
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
@@ -198,7 +198,7 @@ class Fleet(RuleBasedStateMachine):
         p = self.world.decider.p
         for drain in p.open_drains():
             waiting = any(i.startswith(f"{drain.id}/") for i in p.outstanding)
-            parked = drain.state in (DrainState.OUT, DrainState.VERIFYING)
+            parked = drain.state in (DrainState.OUT, DrainState.VERIFYING, DrainState.EASED)
             retrying = self.world.decider.drains.retries(drain.id)
             absent = drain.worker not in p.workers  # stands still until it is configured again, or is given up
             assert waiting or parked or retrying or absent or self.world.now == drain.since, drain
@@ -232,7 +232,7 @@ class Fleet(RuleBasedStateMachine):
         p = self.world.decider.p
         for worker in p.workers.values():
             drain = p.open_drain(worker.name)
-            if drain and drain.kind == "drain" and drain.state not in (*ENDED, DrainState.RETURNING):
+            if drain and drain.kind == "drain" and drain.state not in (*ENDED, DrainState.RETURNING) and not gentle(drain):
                 assert self.world.state_of(worker.name) is not WorkerState.ACTIVE
 
 

@@ -498,8 +498,9 @@ class TestBounds:
         """Closed incidents are kept up to a number; the oldest go first."""
         w = World()
         where = gpu_component("t03", PCIS[0])
-        for _ in range(KEEP_CLOSED + 50):
-            w.report(w.state("gpu.flaps", where), w.state("gpu.flaps", where, False), w.state("gpu.flaps", where, False))
+        for n in range(KEEP_CLOSED + 50):
+            check = f"gpu.flaps_{n // 2}"  # a third time would be remembered as one that flaps, and stay open
+            w.report(w.state(check, where), w.state(check, where, False), w.state(check, where, False))
             w.pass_time(1, reporting=())
         assert len([i for i in w.incidents() if i.closed_at is not None]) == KEEP_CLOSED
 
