@@ -109,7 +109,8 @@ class TestPlace:
         """Chassis, slot, tray, domain, clique, GPUs with their positions, rails, names and addresses."""
         where = Whereabouts(proc(tmp_path))
         where.take(looked(gb200_tray()))
-        where.take(rails({"name": "mlx5_1", "ports": [{}]}, {"name": "mlx5_0", "ports": [{}]}, {"name": "mlx5_9", "ports": [{}], "virtual": True}))
+        rail = {"ports": [{}]}
+        where.take(rails({"name": "mlx5_1"} | rail, {"name": "mlx5_0"} | rail, {"name": "mlx5_9", "virtual": True} | rail))
         place = where.place()
         assert place is not None
         assert (place.chassis, place.slot, place.tray, place.host) == ("1820325000001", 11, 1, 1)

@@ -1,4 +1,4 @@
-"""What a configuration says about where things stand: it becomes the fleet, and what contradicts itself is refused in one sentence."""
+"""What a configuration says about where things stand: it becomes the fleet; what contradicts itself is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -74,16 +74,24 @@ BAD = {
     "17 ASICs": (GOOD.replace('"sw17"', "").replace(', ]', "]"), "topology.asics: 17 names; wanted 18"),
     "one ASIC twice": (GOOD.replace('"sw3"', '"sw4"'), "topology.asics: 'sw4' is there 2 times"),
     "an ASIC without a name": (GOOD.replace('"sw3"', '""'), "topology.asics: '' is no name"),
-    "an address at two nodes": (GOOD + MORE_NODE + 'addresses = ["10.0.1.1"]', "nodes.t04.addresses: 10.0.1.1 is node 't01' already"),
+    "an address at two nodes": (
+        GOOD + MORE_NODE + 'addresses = ["10.0.1.1"]', "nodes.t04.addresses: 10.0.1.1 is node 't01' already"
+    ),
     "the same address in another spelling": (
         GOOD + MORE_NODE + 'addresses = ["TRAY-01.example.net."]', "TRAY-01.example.net. is node 't01' already"
     ),
-    "an address that is another node's name": (GOOD + MORE_NODE + 'addresses = ["t03"]', "nodes.t04.addresses: t03 is node 't03' already"),
+    "an address that is another node's name": (
+        GOOD + MORE_NODE + 'addresses = ["t03"]', "nodes.t04.addresses: t03 is node 't03' already"
+    ),
     "an address with a space": (GOOD + MORE_NODE + 'addresses = ["10.0.1.9 "]', "nodes.t04.addresses: '10.0.1.9 ' is no host name"),
     "two nodes on one tray": (GOOD + MORE_NODE + 'rack = "a01"\ntray = 1', "tray 1 of rack 'a01' is node 't02' already"),
     "a tray below nothing": (GOOD.replace("tray = 1", "tray = -1"), "nodes[1].tray"),
-    "a rack at two sites": (GOOD + MORE_NODE + 'rack = "a01"\nsite = "hall-2"', "rack 'a01' is at 'hall-1' by node 't01' and at 'hall-2'"),
-    "a domain in two racks": (GOOD + MORE_NODE + 'rack = "a02"\ndomain = "nv-1"', "'nv-1' is in rack 'a01' by node 't01' and in 'a02' here"),
+    "a rack at two sites": (
+        GOOD + MORE_NODE + 'rack = "a01"\nsite = "hall-2"', "rack 'a01' is at 'hall-1' by node 't01' and at 'hall-2'"
+    ),
+    "a domain in two racks": (
+        GOOD + MORE_NODE + 'rack = "a02"\ndomain = "nv-1"', "'nv-1' is in rack 'a01' by node 't01' and in 'a02' here"
+    ),
     "a worker in two domains": (
         GOOD.replace('tray = 1', 'tray = 1\n').replace('domain = "nv-1"\ntray = 1', 'domain = "nv-2"\ntray = 1'),
         "workers.w.gpus: they span two NVLink domains (t01 in 'nv-1', t02 in 'nv-2')",
@@ -93,7 +101,8 @@ BAD = {
         "workers.w.domain: it is 'nv-7', but its node 't01' is in 'nv-1'",
     ),
     "two workers that disagree about their node": (
-        GOOD + MORE_WORKER + 'nodes = ["t03"]\ndomain = "x"\n' + MORE_WORKER.replace("w2", "w3").replace("t03", "t9") + 'nodes = ["t03"]\ndomain = "y"',
+        GOOD + MORE_WORKER + 'nodes = ["t03"]\ndomain = "x"\n'
+        + MORE_WORKER.replace("w2", "w3").replace("t03", "t9") + 'nodes = ["t03"]\ndomain = "y"',
         "workers.w3.domain: it is 'y', but its node 't03' is in 'x'",
     ),
     "a port for a device": (GOOD.replace("mlx5_0 =", '"mlx5_0/1" ='), "'mlx5_0/1' is no InfiniBand device; wanted its name alone"),
