@@ -89,6 +89,7 @@ class Decider:
             case Restored():
                 self.p.restore(event)
                 self.past.restore()
+                self.drains.pace.restore()
                 self.waiting.take_up()
                 self._restored = True
             case Reported():

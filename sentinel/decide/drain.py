@@ -17,6 +17,7 @@ import msgspec
 from sentinel.decide.events import AnyEffect, AwaitIdle, Deroute, Done, Repair, Reroute, StartWorker, StopWorker, Verify
 from sentinel.decide.incidents import Incidents
 from sentinel.decide.moves import MOVES, TOLD, VERBS, WORKING
+from sentinel.decide.pace import Pace
 from sentinel.decide.picture import ENDED, Picture, with_step
 from sentinel.decide.repair import NODE_WIDE, Repairs
 from sentinel.model import Action, Component, Drain, DrainState, Response, Step
@@ -31,6 +32,7 @@ class Drains:
         self.p = picture
         self.incidents = incidents
         self.repairs = Repairs(picture, incidents)
+        self.pace = Pace(picture)
         self._tries: dict[tuple[str, str], int] = {}  # (drain, verb) → tries without an answer
         self._retry_at: dict[str, float] = {}  # drain → not before
 
@@ -41,6 +43,7 @@ class Drains:
         first = TOLD.get(drain.state, "decided")
         drain = with_step(drain, Step(at=self.p.now, what=first, why=drain.reason, cause=self.p.cause))
         drain = self.p.put_drain(msgspec.structs.replace(drain, since=self.p.now))
+        self.pace.moved(drain)
         self._enter(drain)
         return drain
 
@@ -55,6 +58,8 @@ class Drains:
         drain = msgspec.structs.replace(drain, state=state, since=self.p.now, **changes)
         drain = with_step(drain, Step(at=self.p.now, what=TOLD.get(state, state.value), why=why, cause=self.p.cause))
         drain = self.p.put_drain(drain)
+        if state is S.REQUESTED:  # it had traffic again, or still
+            self.pace.moved(drain)
         self._enter(drain)
         return drain
 
@@ -287,7 +292,7 @@ class Drains:
             return ""
         own = self.p.incidents.get(drain.incident)
         found = list(own.findings) if own and own.closed_at is None else []
-        found += [f for i in self.incidents.about(drain.worker) if i is not own for f, _ in self.incidents.demands(i)]
+        found += [f for i in self.incidents.about(drain.worker) if i is not own for f, _ in self.incidents.demands(i, eases=False)]
         for f in found:
             if not self.p.conditions.clean_since(f.component, f.check, f.kind, drain.since):
                 return f"{f.check} on {f.component}"

@@ -4,7 +4,7 @@ This module exists so that there is one door through which sentinel takes a work
 
 * The fault class chooses the response (the policy's rule); whether the engine can still finish what it has may change it
   (``fitting``), and nothing else does.
-* A person's hold comes first, then what is being done already, then time (``Ease``), the budget, and the mode.
+* A person's hold comes first, then what is being done already, then time (``Ease``), the budget, the pace, and the mode.
 * Nothing is begun twice for one worker: worse news makes what is under way stronger.
 """
 
@@ -94,8 +94,12 @@ class Responses:
         if blocked:
             self.waiting.budget(incident, rule, finding, worker, blocked)
             return
+        if doubtful and response is Response.DRAIN and self.waiting.paced(case._replace(incident=incident), self.drains.pace):
+            return
         repair, automatic, why_not = self._repair(case, response)
-        reason = "; ".join(s for s in (f"{finding.check} on {finding.component}: {finding.summary}", why, why_not) if s)
+        price = "" if response in GENTLE else self.drains.pace.estimate(worker)
+        told = (f"{finding.check} on {finding.component}: {finding.summary}", why, why_not, price)
+        reason = "; ".join(s for s in told if s)
         if not self.modes.lets(case._replace(incident=incident), response, reason, doubtful=doubtful):
             return
         self.waiting.drop(incident, worker)
@@ -128,7 +132,10 @@ class Responses:
             repair, automatic, why_not = self._repair(case, response)
             reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
             self.drains.escalate(drain, response, repair, repair_target(finding, worker), reason, returns=automatic)
-        self.waiting.drop(incident, worker)
+        if response in GENTLE and not gentle(drain):
+            self.waiting.later(incident, rule, finding, worker, f"{response.value} of {worker.name} if it is still so when that is back")
+        else:
+            self.waiting.drop(incident, worker)
 
     def _repair(self, case: Case, response: Response) -> tuple[Action, bool, str]:
         """What repairs it; nothing does while it serves on."""

@@ -1,4 +1,4 @@
-"""What would be taken out and is kept in, by a budget or by a person's hold, and is tried again on every tick.
+"""What would be taken out and is kept in, by a budget, by a person's hold or until its turn, and is tried again on every tick.
 
 This module exists so that a fault that may not be acted on now is acted on as soon as it may. What always holds:
 
@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.mode import mode_of
+from sentinel.decide.pace import Pace
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Mode, Rule
 from sentinel.decide.systemic import systemic_check
 from sentinel.model import Finding, Hold, Incident, Response, Urgency, Worker
+
+PATIENCE_S = 300.0  # a turn comes within seconds; when it has not by then, what is configured does not fit what happens
 
 
 class Case(NamedTuple):
@@ -29,13 +32,13 @@ class Case(NamedTuple):
     finding: Finding
     worker: Worker
 
-
 class Kept(NamedTuple):
     """What keeps one worker in that one incident would take out."""
 
     rule: Rule
     finding: Finding
-    why: str  # "budget", "hold", "later", the mode that forbids it, or "" while nobody has judged it yet
+    why: str  # "budget", "pace", "hold", "later", the mode that forbids it, or "" while nobody has judged it yet
+    since: float = 0.0  # when that reason began to keep it in
 
 
 class Waiting:
@@ -71,6 +74,18 @@ class Waiting:
         if not self._known(incident, rule, finding, worker, "later"):
             self.incidents.note(incident, "waits", why, rule=rule.fault)
 
+    def paced(self, case: Case, pace: Pace) -> bool:
+        """Whether it waits for its turn to move its sessions: the most certain first, then the oldest."""
+        first = min((_turn(k) for k in self._kept.values() if k.why == "pace"), default=None)
+        mine = self._kept.get((case.incident.id, case.worker.name))
+        since = mine.since if mine is not None and mine.why == "pace" else self.p.now
+        why = pace.waits(case.worker)
+        if not why and first is not None and first < (-case.finding.certainty, since):
+            why = f"{case.worker.name}: others have waited longer or are more certain"
+        if why and not self._known(*case, "pace"):
+            self.incidents.note(case.incident, "waits its turn", why, rule="pace")
+        return bool(why)
+
     def mode(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker) -> None:
         """The mode keeps it in: judged anew when that changes."""
         self._known(incident, rule, finding, worker, mode_of(self.p.policy, rule).value)
@@ -87,14 +102,29 @@ class Waiting:
     def again(self) -> Iterator[Case]:
         """On ticks: what is to be tried again now."""
         self._brought_back()
+        queue: list[tuple[tuple[float, float], tuple[str, str], Case]] = []
         for (incident_id, name), kept in list(self._kept.items()):
             incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
             if incident is None or incident.closed_at is not None or worker is None or not self.p.conditions.stands(kept.finding):
                 del self._kept[incident_id, name]
             elif kept.why == mode_of(self.p.policy, kept.rule).value and self.p.open_drain(name) is None:
                 continue
+            elif kept.why == "pace":
+                self._overdue(incident, kept, worker)
+                queue.append((_turn(kept), (incident_id, name), Case(incident, kept.rule, kept.finding, worker)))
             elif kept.why != "hold" or not self.p.held(worker, "in"):
                 yield Case(incident, kept.rule, kept.finding, worker)
+        for _, key, case in sorted(queue, key=lambda q: q[:2]):
+            if key in self._kept:
+                yield case
+                if key in self._kept and self._kept[key].why == "pace":
+                    break  # its turn has not come, so that of those behind it has not
+
+    def _overdue(self, incident: Incident, kept: Kept, worker: Worker) -> None:
+        if self.p.now - kept.since >= PATIENCE_S:
+            said = f"{worker.name} has waited {PATIENCE_S / 60:g} min for its turn to move its sessions; or drain it by hand"
+            urgency = kept.rule.page or Urgency.WARNING.value
+            self.incidents.page(self.p.incidents[incident.id], urgency, f"budget-blocked: {said}", rule=kept.rule)
 
     def take_up(self, node: str = "") -> None:
         """Look for open incidents (of one node) that nobody answers for, though they would take a worker out."""
@@ -122,12 +152,18 @@ class Waiting:
         for hold in self.p.holds.values():
             if hold.keep == "in" and (hold.until is None or hold.until > self.p.now):
                 for worker in self.p.meant(hold.target):
-                    for incident in self.incidents.about(worker.name):
+                    for incident in self.incidents.about(worker.name, eases=True):
                         for finding, rule in self.incidents.demands(incident):
                             self._kept.setdefault((incident.id, worker.name), Kept(rule, finding, "hold"))
 
     def _known(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, why: str) -> bool:
         key = (incident.id, worker.name)
         before = self._kept.get(key)
-        self._kept[key] = Kept(rule, finding, why)
-        return before is not None and before.why == why
+        same = before is not None and before.why == why
+        self._kept[key] = Kept(rule, finding, why, before.since if before is not None and same else self.p.now)
+        return same
+
+
+def _turn(kept: Kept) -> tuple[float, float]:
+    """Where it stands in the queue of those who wait for their turn."""
+    return (-kept.finding.certainty, kept.since)
