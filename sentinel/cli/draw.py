@@ -15,10 +15,20 @@ import click
 NODES_SHOWN = 40  # past that only those with something to say
 SILENT = 15.0  # seconds without a report that are worth showing: three snapshots missed
 
+MODES = {  # what is not done, since whoever looks here expects it to be
+    "observe": "sentinel takes nothing out and pages nobody; it writes down what it would have done (sentinel explain)",
+    "advise": "sentinel takes nothing out; its pages carry the command that would",
+}
+
 
 def draw_status(told: dict[str, Any]) -> None:
     leader = told.get("leader") or {}
     click.echo(clean(f"leader {leader.get('name', '?')} at {leader.get('url', '?')}, epoch {leader.get('epoch', '?')}"))
+    mode = told.get("mode", "enforce")
+    if mode != "enforce":
+        click.secho(clean(f"MODE {str(mode).upper()}: {MODES.get(mode, 'not known to this command')}"), bold=True, fg="yellow")
+    for would in told.get("would_have", ()):
+        click.echo(clean(f"would have: {would}"))
     nodes = told.get("nodes", ())
     shown = nodes if len(nodes) <= NODES_SHOWN else [n for n in nodes if _notable(n)]
     few = f"; the {len(shown)} with something to say are shown" if len(shown) < len(nodes) else ""

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from sentinel.controller.ledger import Ledger
 from sentinel.decide.events import AwaitIdle, Deroute, Look, Repair, Reroute, SendPage, StartWorker, StopWorker, Verify
+from sentinel.decide.policy import Mode
 from sentinel.model import DrainState, Response, WorkerState
 
 REPORT_OUTCOMES = (
@@ -56,6 +57,9 @@ class Leads(Protocol):
     @property
     def ledger(self) -> Ledger | None: ...
 
+    @property
+    def mode(self) -> Mode: ...
+
     def last_reports(self) -> Iterable[tuple[str, float]]: ...
 
     def held_back(self) -> frozenset[str]: ...
@@ -74,6 +78,10 @@ class Gauges(Collector):
         yield GaugeMetricFamily("sentinel_journal_lost_entries", "Entries the disk did not take.", value=self._journal_errors())
         if ledger is None:
             return
+        yield _family(
+            "sentinel_mode", "1 for how far sentinel goes by itself: observe, advise or enforce.", ["mode"],
+            {(m.value,): m is self._state.mode for m in Mode},
+        )
         yield _family(
             "sentinel_node_last_report_timestamp_seconds", "When a node's latest report arrived.", ["node"],
             {(node,): at for node, at in self._state.last_reports()},

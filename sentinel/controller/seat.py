@@ -32,7 +32,7 @@ from sentinel.controller.leader import Leader, Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Gauges, Metrics
 from sentinel.controller.term import Serves, Term
-from sentinel.decide.policy import default_policy_text
+from sentinel.decide.policy import Mode, default_policy_text, load_policy
 from sentinel.model import Fleet
 from sentinel.store import Store, StoreError
 
@@ -94,6 +94,10 @@ class Controller:
     @property
     def ledger(self) -> Ledger | None:
         return self.term.ledger if self.term else None
+
+    @property
+    def mode(self) -> Mode:
+        return load_policy(self.policy).mode
 
     def last_reports(self) -> list[tuple[str, float]]:
         return list(self.term.last_reports()) if self.term else []

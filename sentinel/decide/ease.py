@@ -76,7 +76,7 @@ class Ease:
     def _over(self, drain: Drain) -> str:
         """Why it may have its traffic back; "" while it may not."""
         own = self.p.incidents.get(drain.incident)
-        about = [*([own] if own is not None and own.closed_at is None else []), *self.incidents.about(drain.worker)]
+        about = [*([own] if own is not None and own.closed_at is None else []), *self.incidents.about(drain.worker, eases=True)]
         asking = [f for i in about for f, rule in self.incidents.demands(i) if acts(self.p, rule)]
         if not asking:
             return "nothing asks for it any more"

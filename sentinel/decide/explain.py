@@ -15,6 +15,8 @@ from sentinel.decide.placed import placed
 from sentinel.decide.worth import Standing, given_to, survey, worth
 from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
+_LATELY_S = 60.0  # what the mode forbids is tried again on every tick
+
 
 def _plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
@@ -28,6 +30,7 @@ def status(p: Picture) -> dict[str, Any]:
     return {
         "epoch": p.epoch,
         "mode": p.policy.mode.value,
+        "would_have": [f"{deed}: {why}" for deed, (at, why) in p.would.items() if p.now - at < _LATELY_S],
         "at": p.now,
         "nodes": [_node(p, name, present.get(name, set())) for name in sorted(p.nodes)],
         "workers": [_worker(p, w) for w in p.workers.values()],

@@ -11,18 +11,20 @@ What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from sentinel.decide import past
 from sentinel.decide.events import SendPage
 from sentinel.decide.mode import quiet
+from sentinel.decide.moves import GENTLE
 from sentinel.decide.picture import ENDED, Picture, with_step
 from sentinel.decide.policy import Rule
 from sentinel.model import Action, Component, Drain, Finding, Incident, Kind, Page, Response, Step, Urgency
 
 _FINDINGS = 20  # kept per incident: the first five and the latest
+_LOUDER = list(Urgency).index
 
 
 def culprit_of(finding: Finding) -> str:
@@ -35,9 +37,16 @@ def culprit_of(finding: Finding) -> str:
     return c.node
 
 
+def is_pattern(incident: Incident) -> bool:
+    """Whether it is what several signs amount to: then its first finding speaks for it, and the others are its evidence."""
+    return bool(incident.findings) and incident.findings[0].check.startswith("rack.")
+
+
 class Incidents:
     def __init__(self, picture: Picture) -> None:
         self.p = picture
+        self.settling: Callable[[Incident], bool] = lambda incident: False  # its page waits: others may tell of the same
+        self._asked: dict[str, tuple[str, str, Finding | None, str, Rule | None]] = {}  # incident → the page that waits
         self._settled: dict[str, float] = {}  # key → when a person resolved it
 
     # -- opening and folding ----------------------------------------------------------------------------------------
@@ -46,17 +55,25 @@ class Incidents:
         """The open incident that this finding belongs to, or None."""
         culprit = culprit_of(finding)
         handled = None
-        for incident in self.p.open_incidents():
+        for incident in self.p.incidents_on(culprit.partition("/")[0]):
+            if incident.closed_at is not None:
+                continue
             if incident.key == f"{rule.fault}/{culprit}":
                 return incident
             if finding.check in past.CHECKS:
                 continue  # what the last day says is news beside whatever is being done about today
-            if incident.culprit == culprit and finding.component.gpu and self.drains_of(incident):
+            if incident.culprit == culprit and finding.component.gpu and (is_pattern(incident) or self.drains_of(incident)):
                 handled = incident  # the same GPU is being dealt with: an echo, or worse news
         if handled is None and finding.component.worker:
             drain = self.p.open_drain(finding.component.worker)
             handled = self.p.incidents.get(drain.incident) if drain else None
         return handled if handled and handled.closed_at is None else None
+
+    def open_as(self, rule: Rule, finding: Finding) -> Incident | None:
+        """The open incident of exactly this fault class and culprit."""
+        culprit = culprit_of(finding)
+        there = self.p.incidents_on(culprit.partition("/")[0])
+        return next((i for i in there if i.closed_at is None and i.key == f"{rule.fault}/{culprit}"), None)
 
     def open(self, rule: Rule, finding: Finding) -> Incident:
         culprit = culprit_of(finding)
@@ -120,6 +137,11 @@ class Incidents:
         """
         if incident.paged or not urgency:
             return incident
+        if self.settling(incident):
+            waits = self._asked.get(incident.id)
+            if waits is None or _LOUDER(urgency) < _LOUDER(waits[0]) or (ask and not waits[1]):
+                self._asked[incident.id] = (urgency, ask, found, fault, rule)
+            return incident
         if quiet(self.p, incident, rule):
             return self.would(incident, "page somebody", f"{urgency}{': ' if ask else ''}{ask}", fault)
         fault = fault or incident.fault
@@ -127,6 +149,25 @@ class Incidents:
         self._send(incident, "trigger", Urgency(urgency), summary, ask, fault=fault)
         incident = msgspec.structs.replace(incident, paged="triggered")
         return self.note(incident, "paged", ask or f"{urgency}: a person should know")
+
+    def page_settled(self) -> None:
+        """On ticks: send what has waited long enough for others to tell of the same."""
+        for incident_id, waits in list(self._asked.items()):
+            incident = self.p.incidents.get(incident_id)
+            if incident is None or incident.closed_at is not None:
+                del self._asked[incident_id]
+            elif not self.settling(incident):
+                del self._asked[incident_id]
+                urgency, ask, found, fault, rule = waits
+                self.page(incident, urgency, ask, found, fault, rule)
+
+    def unask(self, incident: Incident) -> None:
+        """It has turned out to be something else: what waited to be asked about it is asked no more."""
+        self._asked.pop(incident.id, None)
+
+    def update(self, incident: Incident, urgency: Urgency) -> None:
+        """Tell the open page, without a new notification, what it has turned out to be about."""
+        self._send(incident, f"update/{self.p.new_id('u')}", urgency, f"{incident.fault}: {incident.summary}", "")
 
     def acknowledge(self, incident: Incident, by: str) -> Incident:
         if incident.paged != "triggered":
@@ -138,8 +179,8 @@ class Incidents:
         actions = dict.fromkeys(f.action.value for f in incident.findings if f.action.rank > Action.WAIT.rank)
         page = Page(
             id=f"{incident.id}/{event}",
-            dedup_key=incident.key,
-            event=event,  # type: ignore[arg-type]
+            dedup_key=incident.page_key or incident.key,
+            event="trigger" if event.startswith("update/") else event,  # type: ignore[arg-type]
             at=self.p.now,
             urgency=urgency,
             summary=summary,
@@ -149,26 +190,31 @@ class Incidents:
             details={
                 "incident": incident.id,
                 "victims": list(incident.victims),
+                **({"update": True} if event.startswith("update/") else {}),
+                **({"confidence": incident.confidence} if incident.confidence < 1.0 else {}),
+                **({"also_seen_by": list(incident.scope[:20])} if incident.scope else {}),
                 "evidence": [line for f in incident.findings[:5] for line in f.evidence[:3]],
                 "first_thing_to_do": ask or ", ".join(actions) or "read the runbook",
                 "explain": f"sentinel explain {incident.id}",
             },
         )
-        self.p.effect(SendPage(id=f"page/{page.id}", cause=self.p.cause, lane=f"page:{incident.key}", why=summary, page=page))
+        self.p.effect(SendPage(id=f"page/{page.id}", cause=self.p.cause, lane=f"page:{page.dedup_key}", why=summary, page=page))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def drains_of(self, incident: Incident) -> list[Drain]:
         return [d for d in self.p.drains.values() if d.incident == incident.id]
 
-    def demands(self, incident: Incident) -> list[tuple[Finding, Rule]]:
-        """Its findings that would take a worker out of service, each with the rule that says so."""
-        ruled = ((f, self.p.rules.rule_for(f)) for f in incident.findings)
-        return [(f, r) for f, r in ruled if r is not None and r.response is not Response.NONE]
+    def demands(self, incident: Incident, *, eases: bool = True) -> list[tuple[Finding, Rule]]:
+        """Its findings that would take a worker out of service, or (``eases``) only ease it, each with the rule that says so."""
+        speak = incident.findings[:1] if is_pattern(incident) else incident.findings
+        ruled = ((f, self.p.rules.rule_for(f)) for f in speak)
+        no = (Response.NONE,) if eases else (Response.NONE, *GENTLE)
+        return [(f, r) for f, r in ruled if r is not None and r.response not in no]
 
-    def about(self, worker: str) -> list[Incident]:
-        """Open incidents about something that would take this worker out of service."""
-        return [i for i in self.p.open_incidents() if worker in i.victims and self.demands(i)]
+    def about(self, worker: str, *, eases: bool = False) -> list[Incident]:
+        """Open incidents about something that would take this worker out of service, or (``eases``) only ease it."""
+        return [i for i in self.p.open_incidents() if worker in i.victims and self.demands(i, eases=eases)]
 
     def answering(self, incident: Incident, among: Mapping[str, Sequence[Drain]] | None = None) -> list[Drain]:
         """The drains that answer for it: its own, and those that already had its victims out for another reason.
@@ -188,6 +234,11 @@ class Incidents:
     def settle(self, incident: Incident) -> None:
         """A person says that it is over: the same state, still reported, is no news for a while."""
         self._settled[incident.key] = self.p.now
+
+    def settled_as(self, incident: Incident) -> bool:
+        """Whether a person has said that this one is over, not long ago."""
+        rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
+        return rule is not None and self.p.now - self._settled.get(incident.key, float("-inf")) < rule.close_after
 
     def settled(self, rule: Rule, finding: Finding) -> bool:
         at = self._settled.get(f"{rule.fault}/{culprit_of(finding)}")

@@ -8,16 +8,20 @@ rule that matches it; a finding that no rule matches is only noted.
 from __future__ import annotations
 
 import pkgutil
+import re
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
+from sentinel.decide.policy_check import REPAIRS, problems
 from sentinel.durations import Duration, parse_duration
-from sentinel.model import Action, Finding, Response, Severity, Suspect, Urgency
+from sentinel.model import Action, Finding, Response, Severity, Suspect
 
 
 class PolicyError(Exception):
@@ -160,7 +164,7 @@ class Policy(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def repair_for(self, rule: Rule, finding: Finding) -> Action:
         action = finding.action if rule.repair == "finding" else Action(rule.repair)
-        return action if action in (*_REPAIRS, Action.RESTART_WORKER) else Action.NONE
+        return action if action in (*REPAIRS, Action.RESTART_WORKER) else Action.NONE
 
     def automatic(self, action: Action) -> bool:
         entry = self.repair.get(action.value)
@@ -186,10 +190,6 @@ class Rulebook:
 
 
 _KINDS = 10_000  # kinds of findings remembered; bounded because a check's name comes from outside
-_REPAIRS = (
-    Action.RESET_GPU, Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE,
-)
-
 
 def _hook(kind: type, value: Any) -> Any:
     if kind is Duration:
@@ -199,41 +199,69 @@ def _hook(kind: type, value: Any) -> Any:
 
 @lru_cache(maxsize=8)  # a term begins with it, and the shell has just read the same text
 def load_policy(text: str) -> Policy:
-    """Read and check a policy. Raises PolicyError with one sentence when it cannot be used."""
-    try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib's own error, a number of 5,000 digits, brackets without end
-        raise PolicyError(f"policy is not valid TOML: {error}") from None
-    try:
-        policy = msgspec.convert(raw, Policy, dec_hook=_hook)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$")
-        raise PolicyError(f"policy: {place.rstrip('`').lstrip('.') or 'top level'}: {message}") from None
-    if policy.history.window > policy.timing.keep_closed:
-        raise PolicyError(
-            f"policy: history.window of {policy.history.window:g} s looks further back than incidents are kept "
-            f"(timing.keep_closed, {policy.timing.keep_closed:g} s); wanted at most that"
-        )
-    for number, rule in enumerate(policy.rule, 1):
-        where = f"policy: rule {number} ({rule.fault})"
-        if rule.repair != "finding" and rule.repair not in {*_REPAIRS, Action.RESTART_WORKER, Action.NONE}:
-            raise PolicyError(f"{where}: repair {rule.repair!r} is no repair; wanted one of {[a.value for a in _REPAIRS]}")
-        if rule.page and rule.page not in set(Urgency):
-            raise PolicyError(f"{where}: page {rule.page!r}; wanted one of {[u.value for u in Urgency]} or \"\"")
-        if not rule.checks:
-            raise PolicyError(f"{where}: checks is empty, so it can never match")
-        earlier = next((n for n, r in enumerate(policy.rule[: number - 1], 1) if _shadows(r, rule)), None)
-        if earlier:
-            raise PolicyError(f"{where} can never match: rule {earlier} ({policy.rule[earlier - 1].fault}) takes all it would take")
+    """Read and check a policy. Raises PolicyError with one sentence, the first that ``examine`` has, when it cannot be used."""
+    policy, wrong = examine(text)
+    if policy is None or wrong:
+        raise PolicyError(wrong[0])
     return policy
 
 
-def _shadows(first: Rule, second: Rule) -> bool:
-    """Whether everything the second rule matches is taken by the first one before it."""
-    return all(any(fnmatchcase(check, glob) for glob in first.checks) for check in second.checks) and all(
-        first.certainty <= second.certainty and (not mine or (theirs and set(theirs) <= set(mine)))
-        for mine, theirs in ((first.severity, second.severity), (first.action, second.action), (first.suspect, second.suspect))
-    )
+def examine(text: str) -> tuple[Policy | None, list[str]]:
+    """The policy as far as it can be read, and everything that is wrong with it, one sentence each."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib's own error, a number of 5,000 digits, brackets without end
+        return None, [f"policy is not valid TOML: {error}"]
+    fields = {f.name: f for f in msgspec.structs.fields(Policy)}
+    wrong = [f"policy: unknown key {k!r}; wanted {_near(k, fields)}" for k in raw if k not in fields]
+    wrong += [f"policy: {k} is missing" for k in fields if k not in raw]
+    rules = raw.get("rule", [])
+    for name in [k for k in fields if k in raw and k != "rule"]:
+        wrong += _misread(raw[name], fields[name].type, name)
+    if not isinstance(rules, list):
+        wrong.append("policy: rule is no list; wanted [[rule]] tables")
+    else:
+        for number, rule in enumerate(rules, 1):
+            fault = rule.get("fault", "no fault") if isinstance(rule, dict) else "no table"
+            wrong += _misread(rule, Rule, f"rule {number} ({fault})")
+    if wrong:
+        return None, wrong
+    policy = msgspec.convert(raw, Policy, dec_hook=_hook)
+    return policy, list(problems(policy))
+
+
+def _misread(value: Any, kind: Any, where: str) -> list[str]:
+    """Why a part of the file is not what it should be; empty when it is."""
+    fields = {f.name for f in msgspec.structs.fields(kind)} if isinstance(kind, type) and issubclass(kind, Table) else set()
+    unknown = [k for k in value if k not in fields] if fields and isinstance(value, dict) else []
+    if unknown:
+        return [f"policy: {where}: unknown key {k!r}; wanted {_near(k, fields)}" for k in unknown]
+    try:
+        msgspec.convert(value, kind, dec_hook=_hook)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        message = re.sub(r"Object missing required field `(\w+)`", r"\1 is missing", message)
+        message = re.sub(r"Object contains unknown field `(\w+)`", r"unknown key '\1'", message)
+        place = re.sub(r"\[.*?\]", "", place.rstrip("`")).lstrip(".")
+        choices = _choices(kind, place)
+        if choices and message.startswith("Invalid enum value"):
+            message = f"{message.removeprefix('Invalid enum value ')}; wanted one of {', '.join(choices)}"
+        return [f"policy: {where}: {place + ': ' if place else ''}{message}"]
+    return []
+
+
+def _choices(kind: Any, key: str) -> list[str]:
+    """The words that this key may have; empty when it is no choice."""
+    field = next((f for f in msgspec.structs.fields(kind) if f.name == key), None) if hasattr(kind, "__struct_fields__") else None
+    kinds = [kind] if field is None else [field.type, *get_args(field.type)]
+    return [str(c) for k in kinds if isinstance(k, type) and issubclass(k, StrEnum) for c in k]
+
+
+def _near(key: str, known: Iterable[str]) -> str:
+    """What was perhaps meant."""
+    names = sorted(known)
+    close = get_close_matches(key, names, n=1)
+    return repr(close[0]) if close else f"one of {', '.join(names)}"
 
 
 def default_policy_text() -> str:

@@ -133,7 +133,8 @@ class Responses:
             reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
             self.drains.escalate(drain, response, repair, repair_target(finding, worker), reason, returns=automatic)
         if response in GENTLE and not gentle(drain):
-            self.waiting.later(incident, rule, finding, worker, f"{response.value} of {worker.name} if it is still so when that is back")
+            why = f"{response.value} of {worker.name} if it is still so when that is back"
+            self.waiting.later(incident, rule, finding, worker, why)
         else:
             self.waiting.drop(incident, worker)
 
