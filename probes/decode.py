@@ -11,6 +11,7 @@ What always holds:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from probes.catalog import DRAINS
 from probes.thresholds import limits
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 Reader = Callable[[str, str], Iterable[Reading]]
 Judge = Callable[[Reading, dict[str, Any]], list[Finding]]
 
@@ -64,6 +66,7 @@ class Decoded(Base, frozen=True, kw_only=True, omit_defaults=False):
 
 def decode_text(text: str, node: str = "pasted", readers: tuple[tuple[Reader, Judge], ...] = READERS) -> Decoded:
     """Judge pasted text. ``node`` stands for the machine it came from, which text does not name reliably."""
+    text = _as_printed(text)
     found: dict[str, Finding] = {}
     skipped: dict[str, int] = {}
     lines = 0
@@ -81,6 +84,13 @@ def decode_text(text: str, node: str = "pasted", readers: tuple[tuple[Reader, Ju
     return Decoded(findings=findings, verdict=conclude(findings), lines=lines, skipped={k: v for k, v in skipped.items() if v})
 
 
+def _as_printed(text: str) -> str:
+    """The text as it was printed: without a terminal's colours, which may split a word, and a web page's hard spaces."""
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    return text.replace("\u00a0", " ") if "\u00a0" in text else text
+
+
 def conclude(findings: tuple[Finding, ...]) -> Verdict:
     """One verdict for findings in the order in which their lines were printed."""
     cleared = {f.component.gpu: i for i, f in enumerate(findings) if not f.present and f.component.gpu}
@@ -96,7 +106,10 @@ def conclude(findings: tuple[Finding, ...]) -> Verdict:
     if not live and cleared:
         last = findings[max(cleared.values())]
         return Verdict(action=Action.UNDRAIN, why=last.summary)
-    weighty = [f for f in live if f.severity is Severity.FATAL] or live
+    decided = any(f.check.startswith("xid.") and f.action not in (Action.NONE, Action.WAIT) for f in live)
+    # CUDA's word that hardware may be at fault only sends one to the kernel log; where that is at hand, it decides.
+    words = [f for f in live if not (decided and f.check == "serving.cuda_hardware")]
+    weighty = [f for f in words if f.severity is Severity.FATAL] or words
     if not weighty:
         return Verdict()
     lead = max(weighty, key=lambda f: (f.action.rank, f.severity.rank))
@@ -111,9 +124,14 @@ def _incidents(live: list[Finding]) -> int:
     """Faults with one culprit each: a GPU's lines are one; the same link on several GPUs is one switch; peers' echoes are one."""
     culprits: set[str] = set()
     links: dict[int, set[str]] = {}
+    rails: set[str] = set()
+    hardware = any(f.severity is Severity.FATAL and f.component.gpu for f in live)
+    of_gpus = {f.check for f in live if f.component.gpu}
     for f in live:
         if f.severity is Severity.INFO and f.action in (Action.NONE, Action.WAIT):
             continue
+        if hardware and f.check.startswith("serving."):
+            continue  # an engine that dies with its GPU dies of it
         where = f.component.gpu or f.component.device
         if f.check.startswith("sxid."):
             where = "switches"
@@ -121,13 +139,19 @@ def _incidents(live: list[Finding]) -> int:
             where = "a peer elsewhere"
         elif f.suspect is Suspect.PEER and f.facts.get("peers"):
             where = str(f.facts["peers"][0])  # many workers name one engine or host: one fault, there
+        elif f.check == "ib.port_not_set_up":
+            rails.add(where)
         elif f.component.part.startswith("nvlink"):
-            for link in f.facts.get("links", ()):
+            for link in f.facts.get("links", [f.facts["link"]] if "link" in f.facts else []):
                 links.setdefault(link, set()).add(where)
+        elif where == "driver" and (hardware or f.check in of_gpus):
+            continue  # the driver's second word about it, without the address
         culprits.add(where)
     for gpus in links.values():
         if len(gpus) >= limits().nvlink.one_switch_gpus:
             culprits = (culprits - gpus) | {"one switch"}
+    if len(rails) >= 3:  # linked and not set up, all of them: what sets them up is one
+        culprits = (culprits - rails) | {"the subnet manager"}
     return len(culprits)
 
 

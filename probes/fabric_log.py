@@ -22,7 +22,8 @@ LINES_MAX, LINE_CHARS = 4096, 1000
 
 _OWN = re.compile(r"\s*(?:[\w.-]{1,63}: )?\[[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d\] \[(\w{4,8})\](?: \[tid \d{1,10}\])? (.*)")
 _JOURNAL = re.compile(
-    r".{0,80}?\b(nv-fabricmanager|nvidia-fabricmanager(?:-start\.sh)?|nvidia-imex(?:-start\.sh)?)(?:\[\d{1,10}\])?: (.*)"
+    r".{0,80}?\b(?:systemd\[1\]: (?=\S+\.service: ))?(nv-fabricmanager|nvidia-fabricmanager(?:-start\.sh)?"
+    r"|nvidia-imex(?:-start\.sh)?)(?:\[\d{1,10}\]|\.service)?: (.*)"
 )
 
 
@@ -61,6 +62,8 @@ KNOWN = (
            Suspect.PEER, "an IMEX peer says that it shuts down, which is how a job ends"),
     _known("imex.version", r"[Vv]ersion mismatch", Severity.WARNING, Action.RESTART_IMEX, Suspect.SELF,
            "IMEX daemons of different versions do not talk: install one, restart IMEX; no hardware is at fault"),
+    _known("imex.failed", r"Failed with result", Severity.WARNING, Action.RESTART_IMEX, Suspect.SELF,
+           "the IMEX daemon ended with an error: its own log says why; restart it where a job needs it"),
     _known("imex.node_map", r"[Nn]ode (?:map|config\w*) mismatch", Severity.WARNING, Action.RESTART_IMEX, Suspect.SELF,
            "IMEX daemons have different lists of nodes: give all the same, restart IMEX"),
 )  # fmt: skip

@@ -52,7 +52,7 @@ _FOREIGN = re.compile(
 )
 _COMMAND = re.compile(r"(?:[\w@.~:/-]{0,80}[$#] )|(?:grep|egrep|rg|echo|logger|kubectl|journalctl|tail|awk|sed)\s")
 _QUOTES = re.compile(r"Received request |\bprompt: ['\"]|\bprompt_token_ids|\[FIRING|\balertname\b|\bprompt=")
-_JSON_TEXT = ("message", "msg", "MESSAGE", "log", "textPayload")
+_JSON_TEXT = ("message", "msg", "MESSAGE", "log", "line", "textPayload")  # "line": a query of Loki
 _JSON_TIME = ("time", "ts", "timestamp", "@timestamp")
 
 
@@ -122,7 +122,7 @@ def _from_json(line: str) -> Said | None:
         entry = json.loads(line.strip().rstrip(","))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or "alertname" in entry or "labels" in entry or "event" in entry:
+    if not isinstance(entry, dict) or "alertname" in entry or "event" in entry or ("labels" in entry and "line" not in entry):
         return None
     if entry.get("_TRANSPORT") == "kernel" or _FOREIGN.match(str(entry.get("SYSLOG_IDENTIFIER", ""))):
         return None

@@ -22,6 +22,7 @@ from probes import Context
 from probes import smi_values as v
 from probes.gpu import GpuProbe
 from probes.judging import Judge
+from probes.profile import expected_for
 from probes.smi_lines import Lines
 from probes.smi_query import Query, read_xml
 from probes.smi_values import Gpus
@@ -29,12 +30,18 @@ from probes.thresholds import limits
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
 LINE_CHARS = 4096
+# Counters of ``nvlink -e`` that are zero on a link that was always well; the others count traffic, or follow from these.
+COUNTED = frozenset({
+    "malformed_packets", "buffer_overruns", "receive_errors", "receive_remote_errors", "receive_general_errors",
+    "local_integrity_errors", "recovery_successful", "dl_recovery", "symbol_errors",
+})  # fmt: skip
 _MARKS = (
     "NVSMI LOG", "NVIDIA-SMI", "nvidia_smi_log", "GPU Recovery Action", "gpu_recovery_action", "remapped_rows", "Remapped Rows",
-    "Fabric\n", "Fabric\r", "Fabric ", "device handle for GPU", "initialize NVML", "No devices were found", "not be reset",
+    "Fabric\n", "Fabric\r", "Fabric ", "device handle for ", "initialize NVML", "No devices ", "not be reset",
     "all links are in", "(UUID: ", "Link 0: ", " GB/s", "DCGM_FI_DEV_", "fabric_states", "ecc.errors.", "ECC Errors",
     "Clocks Event Reasons", "Clocks Throttle Reasons", "GPU Reset couldn't", "Resetting GPU", "Unable to reset",
-    "in use by another process", "Product Name", "fabric.state", "ERR!", "<inactive>",
+    "in use by another process", "Product Name", "fabric.state", "ERR!", "<inactive>", "SRAM Threshold", "Remapping Failure",
+    "Reset Required", "Reset Recommended", "GPU is lost", "pci.bus_id", "gpu_bus_id",
 )  # fmt: skip
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\ufeff")  # what a terminal and an editor add
 _PROBE = GpuProbe(Context(node="pasted"))
@@ -88,13 +95,16 @@ def judge(reading: Reading, memory: dict[str, Any]) -> list[Finding]:
         if nameless:
             stand_ins[stand_in] = _component(reading.node, gpu, len(stand_ins) + 1)
         gpus.append({**gpu, "pci": stand_in} if nameless else gpu)
-    expected = {"nvlinks": max([1, *(len(g.get("links") or ()) for g in gpus)])}
+    kind = expected_for(reading, {})
+    expected = {"nvlinks": max([1, *(len(g.get("links") or ()) for g in gpus)]), "nvlink_mbps": kind.get("nvlink_mbps")}
     own = {g["pci"]: {"ecc": 0} for g in gpus if g.get("pci")}  # this driver load's counters began at zero
     memory = {"gpus": own, "boot": reading.boot_id}
     found: dict[str, Finding] = {}
     t = limits().gpu
-    for look in range(max(t.lost_run, t.slowdown_run, t.power_run, t.pcie_run)):  # as often as it wants what one sample could fake
-        again = msgspec.structs.replace(reading, at=reading.at + look, data={**data, "gpus": gpus})
+    # As often as it wants what one sample could fake.
+    for look in range(max(t.lost_run, t.slowdown_run, t.power_run, t.pcie_run, limits().nvlink.speed_run)):
+        seen = [{**g, "slow_at": float(look + 1)} if "link_speed_mbps" in g else g for g in gpus]
+        again = msgspec.structs.replace(reading, at=reading.at + look, data={**data, "gpus": seen})
         found = {k: f for k, f in found.items() if f.kind is Kind.EVENT}
         found.update((f.id, f) for f in _PROBE.assess(again, memory, expected))
     j = Judge(reading.node, reading.at, {})
@@ -124,6 +134,13 @@ def _beside(j: Judge, reading: Reading) -> None:
                 evidence=("No devices were found",),
                 summary="The driver lists no GPU: the kernel log says why (RmInitAdapter, Xid 79), or this container got none.")
     for gpu in data["gpus"]:
+        totals = gpu.get("link_totals") or {}
+        if counted := {k: n for k, n in totals.items() if k in COUNTED and n}:
+            j.state("gpu.nvlink_counts", _component(reading.node, gpu, 1), True, severity=Severity.WARNING, certainty=0.5,
+                    facts=counted, evidence=tuple(f"{k}={n}" for k, n in counted.items()),
+                    suspect=Suspect.PEER if counted.keys() == {"receive_remote_errors"} else Suspect.SELF,
+                    summary="NVLink errors were counted since the driver was loaded; when is not said. "
+                    "Look again in a minute: what grows is a fault.")
         if gpu.get("fabric_state") in (1, 2):
             j.state("gpu.fabric_joining", _component(reading.node, gpu, 1), True, severity=Severity.WARNING, action=Action.WAIT,
                     certainty=0.5, evidence=(f"fabric_state={gpu['fabric_state']}",),
@@ -147,7 +164,7 @@ def _pasted(f: Finding, data: dict[str, Any]) -> Finding:
         change = {"severity": Severity.WARNING, "action": Action.INSPECT, "suspect": Suspect.SELF}
     elif f.check == "gpu.clocks_slowdown":
         change = {"summary": "Heat or power made the GPU slow down when this was printed."}
-    elif f.check == "gpu.unreadable" and "ERR!" in " ".join(f.evidence):
+    elif f.check == "gpu.unreadable" and "ermission" not in " ".join(f.evidence):
         change = {"action": Action.INSPECT, "suspect": Suspect.SELF,
                   "summary": "No value of this GPU can be read: the kernel log says why."}  # fmt: skip
     drain = "none"

@@ -20,12 +20,13 @@ _SPEED = re.compile(r"\s*Link (\d{1,2}): (?:(\d{1,4}(?:\.\d{1,4})?) GB/s|<?(in[a
 _COUNT = re.compile(r"\s*Link (\d{1,2}): ([A-Za-z][\w -]{2,60}?): (\S{1,32})\s*$")
 _ALL_DOWN = re.compile(r"\s*NVML: ?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
 _STATES = {"inactive": 0, "disabled": 3, "sleep": 2}  # nvml.h NVML_NVLINK_STATE_*
-_TOTALS = {  # rows of ``nvlink -e`` (driver R580 and later, NVLink5) → names in a reading
+_TOTALS = {  # rows of ``nvlink -e`` (NVLink5; "recovery errors": NVLink4 and older) → names in a reading
     "malformed packet errors": "malformed_packets", "buffer overrun errors": "buffer_overruns", "rx errors": "receive_errors",
     "rx remote errors": "receive_remote_errors", "rx general errors": "receive_general_errors",
     "local link integrity errors": "local_integrity_errors", "tx discards": "transmit_discards",
     "link recovery successful events": "recovery_successful", "link recovery failed events": "recovery_failed",
-    "total link recovery events": "recovery_events", "effective errors": "effective_errors", "symbol errors": "symbol_errors",
+    "total link recovery events": "recovery_events", "recovery errors": "dl_recovery",
+    "effective errors": "effective_errors", "symbol errors": "symbol_errors",
 }  # fmt: skip
 _RATES = {"effective ber": "effective_ber", "symbol ber": "symbol_ber"}
 _BER = re.compile(r"(\d{1,2})e-(\d{1,3})")
@@ -40,13 +41,16 @@ _ROW_2 = re.compile(
 )
 _VERSION = re.compile(r"\| NVIDIA-SMI \S+\s+(?:Kernel )?Driver Version: (\S{1,32})")
 
-_HANDLE = re.compile(r"Unable to determine the device handle for GPU ?(?:\d{1,3}: )?([0-9A-Fa-f:.]{3,24}): (.{1,160})")
+_HANDLE = re.compile(
+    r"(?:[Ee]rror: |std(?:out|err): )?Unable to determine the device handle for (?i:GPU) ?"
+    r"(?:\d{1,3}: )?([0-9A-Fa-f:.]{3,24}): (.{1,160})"
+)
 _INIT = re.compile(r"Failed to initialize NVML: (.{1,120})")
 _SENTENCES = (
     ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", 9),
     ("NVIDIA-SMI couldn't find libnvidia-ml.so", 12),
 )
-_NO_DEVICES = "No devices were found"
+_NO_DEVICES = ("No devices were found", "No devices found.")
 _NOT_RESET = re.compile(r"The following GPUs could not be reset", re.IGNORECASE)
 _NOT_RESET_GPU = re.compile(r"\s*GPU ([0-9A-Fa-f:.]{7,20}): (.{1,120})")
 _RESET_SENTENCE = re.compile(
@@ -215,6 +219,8 @@ class Lines:
         named = pci is not None or uuid is not None or index is not None
         gpu = self._gpus.named(pci=pci, uuid=uuid, index=index) if named else self._gpus.unnamed(*made)
         gpu.update(made)
+        for field, word in row.items():
+            v.refused(gpu, field, word)
         return True
 
     def _metric(self, line: str) -> bool:

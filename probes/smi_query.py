@@ -28,6 +28,8 @@ ROWS: tuple[tuple[str, str, str, Make], ...] = (
     ("architecture", "Product Architecture", "product_architecture", v.architecture),
     ("serial", "Serial Number", "serial", lambda w: None if v.absent(w) else w),
     ("uuid", "GPU UUID", "uuid", lambda w: None if v.absent(w) else w),
+    ("recovery_action", "GPU Reset Status/Drain and Reset Recommended", "gpu_reset_status/drain_and_reset_recommended", v.flag(4)),
+    ("recovery_action", "GPU Reset Status/Reset Required", "gpu_reset_status/reset_required", v.flag(1)),  # before R565
     ("recovery_action", "GPU Recovery Action", "gpu_recovery_action", v.recovery),
     ("ecc_enabled", "ECC Mode/Current", "ecc_mode/current_ecc", lambda w: {"Enabled": True, "Disabled": False}.get(w or "")),
     ("sram_threshold_exceeded", _ECC + "Aggregate/SRAM Threshold Exceeded", "ecc_errors/aggregate/sram_threshold_exceeded", v.yes),
@@ -80,7 +82,9 @@ _TITLE = re.compile(r"(\s+)([A-Z][\w .()/-]{0,60}?)\s*$")
 LONE = frozenset({"GPU Recovery Action", "Remapping Failure Occurred", "SRAM Threshold Exceeded"})
 _LONE_PATHS = {"Remapping Failure Occurred": "Remapped Rows/Remapping Failure Occurred",
                "SRAM Threshold Exceeded": _ECC + "Aggregate/SRAM Threshold Exceeded"}  # fmt: skip
-_BLOCKS = frozenset({"Fabric", "Remapped Rows", "ECC Errors", "Clocks Event Reasons", "Clocks Throttle Reasons"})
+_BLOCKS = frozenset({
+    "Fabric", "Remapped Rows", "ECC Errors", "Clocks Event Reasons", "Clocks Throttle Reasons", "GPU Reset Status",
+})  # fmt: skip
 
 
 class Query:
@@ -154,9 +158,10 @@ def fill(gpu: dict[str, Any], flat: dict[str, str], *, xml: bool) -> None:
     for name, text, path, make in ROWS:
         word = flat.get(path if xml else text)
         if word is not None:
-            gpu[name] = make(word)
-            if "requires reset" in word.lower():
-                gpu["unread"][name] = 16
+            value = make(word)
+            if value is not None or name not in gpu:
+                gpu[name] = value
+            v.refused(gpu, name, word)
     counts = [v.whole(flat.get(path if xml else text)) for text, path in _UNCORRECTED]
     if any(c is not None for c in counts):
         gpu["ecc_uncorrected_volatile"] = sum(c for c in counts if c is not None)

@@ -68,6 +68,20 @@ def yes(word: Text) -> bool | None:
     return {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}.get((word or "").strip().lower())
 
 
+def flag(number_: int) -> Callable[[Text], int | None]:
+    """The recovery action that a yes stands for; a no says nothing about the others."""
+    return lambda word: number_ if yes(word) else None
+
+
+def refused(gpu: dict[str, Any], name: str, word: str) -> None:
+    """Note what the tool prints instead of a value when the GPU itself is the reason."""
+    w = word.strip().strip("[]").lower()
+    if "requires reset" in w:
+        gpu["unread"][name] = 16
+    elif w == "gpu is lost":
+        gpu["error"] = {"code": 15, "text": "GPU is lost"}
+
+
 def milliwatts(word: Text) -> int | None:
     watts = number(word)
     return None if watts is None else round(watts * 1000)

@@ -125,7 +125,7 @@ def read_line(text: str) -> Line | None:
     for known in kernel_lines():
         if known.mark in text and (match := known.pattern.match(text)) is not None:
             named = match.groupdict()
-            return DriverLine(known, address(named.get("pci", "")), named.get("net", ""))
+            return DriverLine(known, address(named.get("pci") or ""), named.get("net") or "")
     return None
 
 

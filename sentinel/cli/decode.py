@@ -21,6 +21,7 @@ from sentinel.decide.policy import default_policy
 from sentinel.model import Finding, Severity
 
 TEXT_BYTES = 128 << 20  # a node's whole kernel log of months; a pipe that never ends must not take all memory
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")  # how a PowerShell redirect begins
 _COLOUR = {Severity.INFO: "green", Severity.WARNING: "yellow", Severity.FATAL: "red"}
 _SKIPPED = {
     "quoted": "lines quote a fault inside another program's text and were not judged",
@@ -41,7 +42,10 @@ def decode(file: Path, as_json: bool, node: str, thresholds: Path | None) -> Non
     except ThresholdsError as error:
         raise click.ClickException(str(error)) from None
     with using(numbers):
-        decoded = decode_text(_text(file), node)
+        text = _text(file)
+    decoded = decode_text(text, node)
+    if not decoded.findings and (odd := _no_text(text)):
+        click.echo(f"{file}: {odd}", err=True)
     try:
         if as_json:
             click.echo(json.dumps(decoded.to_json()))
@@ -66,7 +70,18 @@ def _text(file: Path) -> str:
         raise click.UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
     if len(data) > TEXT_BYTES:
         click.echo(f"{file}: longer than {TEXT_BYTES >> 20} MiB; only that much of it is explained", err=True)
-    return data[:TEXT_BYTES].decode("utf-8", "replace")
+    data = data[:TEXT_BYTES]
+    return data.decode("utf-16" if data.startswith(_UTF16) else "utf-8", "replace")
+
+
+def _no_text(text: str) -> str:
+    """Why there was nothing to explain, where the input is no log at all; "" for text."""
+    if not text.strip():
+        return "empty; wanted a log's lines or a tool's output"
+    sample = text[:65536]
+    if sum(c in "\0\ufffd" for c in sample) * 10 > len(sample):
+        return "not text; wanted a log's lines or a tool's output, unpacked"
+    return ""
 
 
 def show(decoded: Decoded, console: Console) -> None:
