@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("sentinel.cli.operate", "explain"),
     "replay": ("sentinel.cli.replay", "replay"),
     "topology": ("sentinel.cli.topology", "topology"),
+    "spare": ("sentinel.cli.spare", "spare"),
     "drain": ("sentinel.cli.operate", "drain"),
     "undrain": ("sentinel.cli.operate", "undrain"),
     "hold": ("sentinel.cli.operate", "hold"),

@@ -6,13 +6,14 @@ This module exists so that a decision can be replayed, explained and backtested 
 * The journal is bounded: the oldest files go first. It is never appended to by a second run, so that a line cut short by a
   crash stays the last of its file, where reading tolerates it.
 * A journal that cannot be written (a full disk) never stops decisions; it is said once, counted, and tried again.
-* Each leadership begins with PolicyLoaded, FleetLoaded and Restored, so that every stretch between two of them replays by itself.
+* Each leadership begins with PolicyLoaded, FleetLoaded and Restored, so that every stretch between two of them replays by itself;
+  each later file of it begins with the same three as a checkpoint, for the day when the first one has been given up.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,11 +29,15 @@ SUFFIX = ".jsonl"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. ``error`` is set when the decider failed on the event: then it has no instructions."""
+    """One line. ``error`` is set when the decider failed on the event: then it has no instructions.
+
+    ``checkpoint``: what was durable when this file began; the decider was not given it.
+    """
 
     event: AnyEvent
     instructions: tuple[AnyInstruction, ...] = ()
     error: str = ""
+    checkpoint: bool = False
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -44,6 +49,7 @@ class Journal:
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self.directory = directory
         self.errors = 0
+        self.checkpoint: Callable[[], Sequence[AnyEvent]] | None = None  # of the leadership that writes, once it has taken over
         self._share = max(max_bytes // FILES, 1)
         self._file: BinaryIO | None = None
         self._size = 0
@@ -91,20 +97,23 @@ class Journal:
                 break
             except FileExistsError:
                 continue
-        self._size = 0
+        known = self.checkpoint() if self.checkpoint else ()
+        self._size = self._file.write(b"".join(self._encoder.encode(Entry(event=e, checkpoint=True)) + b"\n" for e in known))
 
 
 def _files(directory: Path) -> list[Path]:
     return sorted((p for p in directory.glob(f"*{SUFFIX}") if p.stem.isdigit()), key=lambda p: int(p.stem))
 
 
-def read_journal(directory: Path) -> Iterator[Entry]:
-    """Every entry, oldest first. The last line of a file may be cut short (a crash) and is then left out.
+def read_journal(place: Path) -> Iterator[Entry]:
+    """Every entry of a journal's directory, or of one of its files, oldest first.
+
+    The last line of a file may be cut short (a crash) and is then left out.
 
     Raises ValueError, naming file and line, when any other line is not an entry: a journal with a hole replays to
     something else, and that must not pass unseen.
     """
-    for path in _files(directory):
+    for path in _files(place) if place.is_dir() else [place]:
         try:
             file = path.open("rb")
         except FileNotFoundError:

@@ -68,7 +68,7 @@ class Term:
         self.lease, self.began_at, self._memory = lease, clock(), memory
         self.ready = False
         self.led = False  # has been ready: its ledger is what was decided
-        self._policy = policy
+        self._policy, self._journal = policy, journal
         self._store, self._serving, self._tick, self._clock = store, serving, tick, clock
         numbers = itertools.count(1)
         self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
@@ -102,6 +102,7 @@ class Term:
             pass
         finally:
             self.ready = False
+            self._journal.checkpoint = None
             for task in tasks:
                 task.cancel()
             await self._effects.close()
@@ -139,23 +140,27 @@ class Term:
         if self._memory is not None and self._memory.is_newer(loaded):
             loaded = await self._write_again(self._memory)
         pending = self.ledger.restore(loaded)
-        now = self._clock()
-        policy = self.core.submit(PolicyLoaded(id=self.new_id(), at=now, text=self._policy))
-        fleet = self.core.submit(FleetLoaded(id=self.new_id(), at=now, fleet=self.ledger.fleet))
-        restored = self.core.submit(
-            Restored(
-                id=self.new_id(), at=now, epoch=self.lease.epoch, incidents=tuple(self.ledger.incidents.values()),
-                drains=tuple(self.ledger.drains.values()), holds=tuple(self.ledger.holds.values()), routes=self.ledger.routes,
-                pending=tuple(e.id for e in pending),
-            )
-        )
-        for told in (policy, fleet, restored):
+        for told in [self.core.submit(event) for event in self._known()]:
             await told
+        self._journal.checkpoint = self._known
         if pending:
             log.info("carrying out what an earlier leader left pending", effects=[f"{type(e).__name__} {e.id}" for e in pending])
         self._effects.begin(pending)
         self._watch.follow(self.ledger.fleet.workers)
         self.ready = self.led = True
+
+    def _known(self) -> list[AnyEvent]:
+        """The rules, the fleet and what is durable, as the events with which a leadership begins."""
+        now, ledger = self._clock(), self.ledger
+        return [
+            PolicyLoaded(id=self.new_id(), at=now, text=self._policy),
+            FleetLoaded(id=self.new_id(), at=now, fleet=ledger.fleet),
+            Restored(
+                id=self.new_id(), at=now, epoch=self.lease.epoch, incidents=tuple(ledger.incidents.values()),
+                drains=tuple(ledger.drains.values()), holds=tuple(ledger.holds.values()), routes=ledger.routes,
+                pending=tuple(ledger.pending),
+            ),
+        ]
 
     async def _load(self) -> Stored:
         for tries in itertools.count():
