@@ -47,7 +47,12 @@ def draw_status(told: dict[str, Any]) -> None:
     for pool in told.get("pools", ()):
         ready = ", ".join(f"{role} {r['ready']:g} of {r['total']:g}" for role, r in pool.get("roles", {}).items())
         weight = f", weight {pool['weight']:g}" if pool.get("weight") is not None else ""
-        click.echo(clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}"))
+        scarce = f"; {pool['says']}" if pool.get("scarce") else ""
+        click.echo(clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}{scarce}"))
+    if told.get("deaf"):
+        click.echo("so many nodes are silent that this controller may be cut off: nothing is drained for silence")
+    if told.get("spare"):
+        click.echo(f"{sum(len(o['gpus']) for o in told['spare'])} clean GPUs of groups that are down: sentinel spare")
     draw(
         "drains", ("drain", "worker", "state", "since", "by", "reason"),
         (

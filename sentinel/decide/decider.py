@@ -40,6 +40,7 @@ from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.reload import take_policy
 from sentinel.decide.respond import Responses
 from sentinel.decide.silence import Silence
+from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
 from sentinel.model import Drain, DrainState, Finding, Incident, Kind, Report, Urgency, WorkerState
@@ -55,6 +56,7 @@ class Decider:
         self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
         self.silence = Silence(self.p)
+        self.spare = Spare(self.p, self.incidents)
         self.past = Past(self.p)
         self.capacity = Capacity(self.p, self.drains)
         self.budget = Budget(self.p, self.capacity.table, self.capacity.needs)
@@ -106,7 +108,7 @@ class Decider:
             self.capacity.refresh()
 
     def status(self) -> dict[str, Any]:
-        return explain.status(self.p)
+        return explain.status(self.p) | {"spare": self.spare.offers()}
 
     def explain(self, target: str) -> dict[str, Any]:
         return explain.explain(self.p, target)
@@ -184,6 +186,7 @@ class Decider:
             self.responses.take_out(kept)
         self.capacity.stand_down()
         self.capacity.shortage.ask()
+        self.spare.tell()
         self._tend_incidents()
         self._forget_old()
 

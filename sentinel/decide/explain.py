@@ -39,6 +39,7 @@ def status(p: Picture) -> dict[str, Any]:
         "drains": [_plain(d) for d in p.open_drains()],
         "holds": [_plain(h) for h in p.holds.values()],
         "routes_version": p.routes.version,
+        "deaf": p.deaf,
     }
 
 

@@ -107,6 +107,7 @@ class Picture:
         self.conditions = Conditions(policy.hysteresis)
         self.would: dict[str, tuple[float, str]] = {}  # what the mode forbids and no incident is about → when last, and why
         self.shadows: dict[str, Shadow] = {}  # worker → what would have taken it out, where the mode forbids it
+        self.deaf = False  # so many nodes are silent that the fault must be on this side (as of the last tick)
         self.outstanding: dict[str, str] = {}  # key → id of the effects that have not ended
         self.standby_up: set[str] = set()  # standby workers that were started
         self.epoch = 0

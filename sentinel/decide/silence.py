@@ -7,7 +7,10 @@ What always holds:
 * ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
 * ``node.unreachable``: the agent is silent and its workers do not even refuse (a tray without power, or a cut cable between it
   and here). From here the two look alike, so it drains nothing and asks a person at once.
-* When a large share of the fleet is silent it is the controller that is deaf: then no node is called down.
+* When a large share of the fleet is silent, or all of it, it is the controller that is deaf: then no node is called down, a
+  verdict of before that has not been carried out waits, and whoever answers a look is taken at its word. What other nodes
+  report goes on to count: it was measured.
+* A verdict is acted on only by a leader that has itself heard the silence, not by one that found it in the store.
 * A new leader gives every node one full silence before it asks.
 * Only a node that the configuration expects, or on which a worker is known, is missed; one that leaves it is missed no more.
 """
@@ -47,6 +50,7 @@ class Silence:
         expected = self.p.expected_nodes()
         missed = {n: v for n, v in self.p.nodes.items() if n in expected or self.p.on_node(n)}
         timing, deaf = self.p.policy.timing, self._deaf(missed.values())
+        self.p.deaf = deaf
         for node in self.p.nodes.keys() - missed.keys():
             found += self.heard(node)
         for node, view in missed.items():
@@ -80,7 +84,7 @@ class Silence:
         so that the first node past its limit does not fall before the others are noticed."""
         rules = self.p.policy.systemic
         quiet = sum(self.p.now - v.heard_at >= self.p.policy.timing.silent_after / 2 for v in views)
-        return quiet >= max(rules.min_nodes, rules.share * len(views))
+        return quiet >= max(rules.min_nodes, rules.share * len(views)) or quiet == len(views) > 1
 
     def _not_reporting(self, node: str, silent_for: float) -> str:
         serving = [w.name for w in self.p.on_node(node) if self.p.view(w.name).reachable]
@@ -99,3 +103,11 @@ class Silence:
             summary=summary,
             **_WEIGHT[check],
         )
+
+
+def unheard(p: Picture, finding: Finding) -> bool:
+    """Whether this is a verdict on a node's silence that may not be acted on now."""
+    if finding.check not in _WEIGHT:
+        return False
+    view = p.nodes.get(finding.component.node)
+    return p.deaf or view is None or p.now - view.heard_at < p.policy.timing.silent_after

@@ -18,6 +18,7 @@ from sentinel.decide.mode import mode_of
 from sentinel.decide.pace import Pace
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Mode, Rule
+from sentinel.decide.silence import unheard
 from sentinel.decide.systemic import systemic_check
 from sentinel.model import Finding, Hold, Incident, Response, Urgency, Worker
 
@@ -107,7 +108,7 @@ class Waiting:
             incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
             if incident is None or incident.closed_at is not None or worker is None or not self.p.conditions.stands(kept.finding):
                 del self._kept[incident_id, name]
-            elif kept.why == mode_of(self.p.policy, kept.rule).value and self.p.open_drain(name) is None:
+            elif unheard(self.p, kept.finding) or (kept.why == mode_of(self.p.policy, kept.rule).value and not self.p.open_drain(name)):
                 continue
             elif kept.why == "pace":
                 self._overdue(incident, kept, worker)
