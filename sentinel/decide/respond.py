@@ -128,7 +128,11 @@ class Responses:
         """It is on its way out or back already: worse news makes that stronger."""
         incident, rule, finding, worker = case
         settled = finding.component.worker is not None and drain.state not in (DrainState.REQUESTED, DrainState.DEROUTED)
-        if not settled and drain.by == "sentinel" and not gentle(drain) and response not in GENTLE and acts(self.p, rule):
+        worse = not settled and drain.by == "sentinel" and not gentle(drain) and response not in GENTLE
+        if worse and not acts(self.p, rule):
+            self.waiting.mode(incident, rule, finding, worker)
+            return
+        if worse:
             repair, automatic, why_not = self._repair(case, response)
             reason = f"{finding.check} on {finding.component}: {finding.summary}" + (f"; {why_not}" if why_not else "")
             self.drains.escalate(drain, response, repair, repair_target(finding, worker), reason, returns=automatic)
