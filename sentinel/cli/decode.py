@@ -41,9 +41,9 @@ def decode(file: Path, as_json: bool, node: str, thresholds: Path | None) -> Non
         numbers = load(thresholds) if thresholds else None
     except ThresholdsError as error:
         raise click.ClickException(str(error)) from None
+    text = _text(file)
     with using(numbers):
-        text = _text(file)
-    decoded = decode_text(text, node)
+        decoded = decode_text(text, node)
     if not decoded.findings and (odd := _no_text(text)):
         click.echo(f"{file}: {odd}", err=True)
     try:
