@@ -85,7 +85,7 @@ class AgentMetrics:
         """What a probe says of its own reading. The kernel log's: ``lines`` read, ``skipped`` by why, ``lost`` to an overrun;
         the GPUs': which of them are listened to, where anybody listens."""
         if reading.probe == "gpu" and (events := reading.data.get("xid_events")):
-            for pci in {g.get("pci") for g in reading.data["gpus"]} - {None}:
+            for pci in {g.get("pci") for g in reading.data.get("gpus", ())} - {None}:
                 self.listening.labels(pci).set(1 if pci in events["listening"] else 0)
         if reading.probe != "kernel_log":
             return

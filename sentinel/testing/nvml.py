@@ -378,7 +378,7 @@ class FakeNvml:
             _check(next((code for i in events.heard if i < len(state.gpus) and (code := state.gpus[i].gone)), 0))
             if not state.hang_wait and time.monotonic() >= end:
                 _check(pynvml.NVML_ERROR_TIMEOUT)
-            time.sleep(0.05)  # often enough to be prompt, seldom enough not to show in what the agent costs
+            time.sleep(0.2)  # a driver's wait sleeps until something happens; this one must not show in what the agent costs
 
     def nvmlEventSetFree(self, events: _EventSet) -> None:
         _check(pynvml.NVML_ERROR_INVALID_ARGUMENT if events.freed else 0)
