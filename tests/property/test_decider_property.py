@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Record, Repair, Reroute, StartWorker, StopWorker
+from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
 from sentinel.decide.moves import MOVES, gentle
 from sentinel.decide.picture import ENDED, effect_key
+from sentinel.decide.policy import Mode, default_policy_text, load_policy
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
@@ -28,6 +29,7 @@ class Fleet(RuleBasedStateMachine):
         self.floor = floor
         self.whole = self.world.fleet  # before any reload
         self.moves: dict[str, DrainState] = {}
+        self.mode = Mode.ENFORCE
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -52,6 +54,18 @@ class Fleet(RuleBasedStateMachine):
     def mismatch(self, node: str, present: bool) -> None:
         self.world.report(self.world.mismatch(node, present))
 
+    @rule(node=st.sampled_from(NODES), gpu=st.integers(0, 3), present=st.booleans())
+    def degrades(self, node: str, gpu: int, present: bool) -> None:
+        """What works and gets worse: steered when it lasts."""
+        where = gpu_component(node, PCIS[gpu])
+        self.world.report(self.world.state("gpu.nvlink_crc", where, present, certainty=0.9, action=Action.INSPECT))
+
+    @rule(mode=st.sampled_from(["enforce", "enforce", "observe", "advise"]), observed=st.sampled_from(["", "row-remap-pending"]))
+    def policy_changes(self, mode: str, observed: str) -> None:
+        """Other rules while everything goes on: another mode, and one class of faults with a mode of its own."""
+        text = default_policy_text().replace('mode = "enforce"', f'mode = "{mode}"', 1)
+        self.world.use_policy(text.replace(f'fault = "{observed}"\n', f'fault = "{observed}"\nmode = "observe"\n'))
+
     @rule(worker=st.sampled_from(WORKERS), reachable=st.sampled_from([True, False, None]), load=st.sampled_from([None, 0, 5]))
     def look(self, worker: str, reachable: bool | None, load: int | None) -> None:
         self.world.watched(worker, reachable, load)
@@ -63,6 +77,11 @@ class Fleet(RuleBasedStateMachine):
     )
     def person(self, verb: str, whom: str, keep: str) -> None:
         self.world.ask(verb, whom, keep=keep)
+        p = self.world.decider.p
+        if verb == "drain" and whom in p.workers:  # whatever the mode says
+            drain = p.open_drain(whom)
+            assert drain is not None and drain.kind == "drain" and not drain.returns
+            assert self.world.state_of(whom) not in (WorkerState.ACTIVE, WorkerState.CORDONED)
 
     @rule(seconds=st.sampled_from([1, 7, 40, 700]), silent=st.sets(st.sampled_from(NODES)))
     def time(self, seconds: int, silent: set[str]) -> None:
@@ -102,6 +121,7 @@ class Fleet(RuleBasedStateMachine):
         w = self.world
         w.held, w.outcomes = (lambda effect: False), (lambda effect: True)
         w.settle()
+        w.use_policy(default_policy_text())
         w.reload(self.whole)
         w.pass_time(20)
         for hold in list(w.decider.p.holds):
@@ -127,14 +147,19 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def drains_follow_the_table(self) -> None:
-        """Every recorded change of state is a move of the table (or a cancelled standby)."""
+        """Every recorded change of state is a move of the table (or a cancelled standby), begun only where the mode lets it."""
         if not hasattr(self, "world"):
             return
-        for _, out in self.world.journal:
+        for event, out in self.world.journal:
+            if isinstance(event, PolicyLoaded):
+                self.mode = load_policy(event.text).mode
             for instruction in out:
                 if isinstance(instruction, Record) and isinstance(instruction.value, Drain):
                     drain = instruction.value
                     before = self.moves.get(drain.id)
+                    begins = before is None or (drain.state is DrainState.REQUESTED and before is not DrainState.REQUESTED)
+                    # Below enforce sentinel takes nothing out, starts nothing and stands nothing down.
+                    assert not begins or self.mode is Mode.ENFORCE or drain.by != "sentinel", drain
                     if before is not None and before is not drain.state and drain.state is not DrainState.CANCELLED:
                         assert _reachable(before, drain.state), f"{drain.id}: {before} → {drain.state}"
                     self.moves[drain.id] = drain.state
@@ -167,7 +192,8 @@ class Fleet(RuleBasedStateMachine):
         doubtful = [w for w in decoders if (d := p.open_drain(w.name)) and d.doubtful]
         facts = [w for w in decoders if (d := p.open_drain(w.name)) and not d.doubtful]
         if doubtful and not facts and self.world.fleet is self.whole:
-            assert len(decoders) - len(doubtful) >= self.floor * len(decoders) - 1e-9
+            lost = sum(1.0 - p.keeps(d.response) for w in doubtful if (d := p.open_drain(w.name)))
+            assert len(decoders) - lost >= self.floor * len(decoders) - 1e-9
 
     @invariant()
     def holds_win(self) -> None:

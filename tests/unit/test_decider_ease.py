@@ -112,7 +112,8 @@ class TestSteer:
         w = world("steer", 'after = "15m"')
         lasts(w, 600, slow(w))
         assert w.drain_of("decode-1") is None
-        assert [s.why for i in w.open_incidents() for s in i.history if s.what == "waits"] == ["steer of decode-1 when it has lasted 900 s"]
+        waits = [s.why for i in w.open_incidents() for s in i.history if s.what == "waits"]
+        assert waits == ["steer of decode-1 when it has lasted 900 s"]
         lasts(w, 400, slow(w))
         assert w.drain_of("decode-1").state is DrainState.EASED  # type: ignore[union-attr]
 
@@ -310,8 +311,8 @@ class TestFitting:
         """Waiting for streams that will never end only prolongs them: where the engine is measured frozen the drain evicts."""
         w = World(rack(floor=1.0))  # so that the frozen engine alone, which is doubt, takes nothing out
         where = msgspec.structs.replace(gpu_component("t03", PCIS[0]), device="worker@decode-1")
-        frozen = w.state("worker.frozen", where, severity=Severity.FATAL, suspect=Suspect.APP, action=Action.RESTART_WORKER, certainty=0.9)
-        w.report(frozen)
+        doubt = {"severity": Severity.FATAL, "suspect": Suspect.APP, "action": Action.RESTART_WORKER, "certainty": 0.9}
+        w.report(w.state("worker.frozen", where, **doubt))
         assert w.drain_of("decode-1") is None
         w.report(w.xid(95, "t03"))
         drain = w.drain_of("decode-1")
