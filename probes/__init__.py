@@ -28,6 +28,8 @@ class Driver(Protocol):
 
         The shape is ``{"error": None | {"code": int, "text": str}, "driver": str | None, "gpus": [...]}``; a GPU whose
         call is past its deadline is ``{"pci": …, "hung_s": seconds}`` and nothing else.
+        A driver whose process listens to NVML's Xid events adds ``xid_events``: ``{"now", "listening": {pci: since}, "heard":
+        [{"pci", "xid", "count", "since", "after", "at"}, …]}``, times in seconds since boot; without it, nothing was listened to.
         """
         ...
 
