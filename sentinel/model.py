@@ -447,8 +447,11 @@ class Drain(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     repair: Action = Action.NONE
     target: str = ""  # written component the repair acts on
     repaired: tuple[str, ...] = ()  # what has been repaired since it left service: written components, or a whole node
+    tried: tuple[str, ...] = ()  # repairs that were carried out, whether or not they cured: "reset_gpu t03/gpu@0008:01:00.0"
+    boot: str = ""  # boot id of the node when its reboot was asked for; "" none was, or it was not known
     attempt: int = 0  # rounds begun: part of every effect's key
     returns: bool = True  # False: stays out until a person says undrain
+    planned: bool = False  # asked for by a maintenance window: it returns when that ends
     stopped: bool = False  # its process was stopped, so the way back begins with a start
     verified: bool = False  # the active test passed since the repair
     history: tuple[Step, ...] = ()
@@ -464,6 +467,7 @@ class Hold(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     at: float
     until: float | None = None
     planned: bool = False  # a maintenance window (keep="out"): what happens there is no fault, and it returns when it ends
+    of: str = ""  # the rack that was named, where the window is one of several
 
 
 class Page(Base, frozen=True, kw_only=True, omit_defaults=True):
