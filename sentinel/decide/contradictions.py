@@ -64,6 +64,14 @@ class Contradictions:
         """What stands against it now."""
         return list(self._standing.get(node, {}).values())
 
+    def of_domain(self, node: str) -> bool:
+        """Whether something stands against its NVLink domain, or its being one tray there: nothing is concluded from either."""
+        standing = self._standing.get(node)
+        if not standing:
+            return False
+        drift = standing[DRIFT].evidence if DRIFT in standing else ()
+        return SPLIT in standing or SAME_TRAY in standing or any("NVLink domain" in part for part in drift)
+
     def restore(self, incidents: Iterable[Incident]) -> set[str]:
         """Take over what open incidents rest on; returns the nodes that it is about."""
         mine = [f for i in incidents for f in i.findings if f.check.startswith("topology.") and f.kind is Kind.STATE]

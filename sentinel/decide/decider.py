@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from sentinel.decide import explain
+from sentinel.decide.attribute import Attribution
 from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.conditions import Change
+from sentinel.decide.correlate import Correlation
 from sentinel.decide.drain import Drains
 from sentinel.decide.ease import Ease
 from sentinel.decide.events import (
@@ -39,6 +41,7 @@ from sentinel.decide.picture import ENDED, NodeView, Picture
 from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.reload import take_policy
 from sentinel.decide.respond import Responses
+from sentinel.decide.signs import Signs
 from sentinel.decide.silence import Silence
 from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic, systemic_check
@@ -65,6 +68,10 @@ class Decider:
         self.responses = Responses(
             self.p, self.incidents, self.drains, waiting=self.waiting, budget=self.budget, modes=modes, ease=self.ease
         )
+        signs = Signs(self.p)
+        attribution = Attribution(signs, self.drains, waiting=self.waiting, systemic=self.systemic)
+        attribution.respond = self.responses.respond
+        self.correlation = Correlation(signs, attribution)
         self.people = People(self.p, self.drains, self.incidents)
         self._restored = False
         self._gone: dict[str, float] = {}  # open drain → since when its worker is not configured
@@ -91,6 +98,7 @@ class Decider:
             case Restored():
                 self.p.restore(event)
                 self.past.restore()
+                self.correlation.restore()
                 self.drains.pace.restore()
                 self.waiting.take_up()
                 self._restored = True
@@ -181,6 +189,9 @@ class Decider:
             self._found(finding)
         for ask in self.drains.tick():
             self._ask_person(*ask)
+        for alone in self.correlation.tick():
+            self._judge(*alone, Change.RAISED)
+        self.incidents.page_settled()
         self.ease.tick()
         for kept in self.waiting.again():
             self.responses.take_out(kept)
@@ -205,7 +216,15 @@ class Decider:
             return
         if finding.facts.get("history"):  # older than the agent's first look at this node: on record, never acted on
             return
-        incident = self.incidents.find(rule, finding)
+        self._judge(rule, finding, change)
+
+    def _judge(self, rule: Rule, finding: Finding, change: Change) -> None:
+        """What was raised, or came again: whose incident it is, and what is done about it."""
+        p = self.p
+        explained = self.correlation.take(rule, finding, change)
+        if explained is not None and not self.correlation.accuses(explained, finding):
+            return
+        incident = explained or self.incidents.find(rule, finding)
         if change is Change.AGAIN and incident is not None:
             self.incidents.fold(incident, finding)
             if finding.kind is Kind.STATE:
@@ -220,7 +239,7 @@ class Decider:
         elif change is not Change.AGAIN:
             incident = self.incidents.fold(incident, finding)
         self.responses.respond(incident, rule, finding)
-        if rule.page and not rule.page_after and systemic is None:
+        if rule.page and not rule.page_after and systemic is None and explained is None:
             self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault, rule=rule)
 
     def _not_expected_up(self, finding: Finding) -> bool:

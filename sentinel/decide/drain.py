@@ -19,7 +19,8 @@ from sentinel.decide.incidents import Incidents
 from sentinel.decide.moves import MOVES, TOLD, VERBS, WORKING
 from sentinel.decide.pace import Pace
 from sentinel.decide.picture import ENDED, Picture, with_step
-from sentinel.decide.repair import NODE_WIDE, Repairs
+from sentinel.decide.repair import Repairs, node_of
+from sentinel.decide.way_back import WayBack
 from sentinel.model import Action, Component, Drain, DrainState, Response, Step
 
 S = DrainState
@@ -32,6 +33,7 @@ class Drains:
         self.p = picture
         self.incidents = incidents
         self.repairs = Repairs(picture, incidents)
+        self.back = WayBack(picture, incidents, self, self.repairs)
         self.pace = Pace(picture)
         self._tries: dict[tuple[str, str], int] = {}  # (drain, verb) → tries without an answer
         self._retry_at: dict[str, float] = {}  # drain → not before
@@ -92,8 +94,8 @@ class Drains:
                 hard = d.response is Response.EVICT
                 return [StopWorker(id=name("stop"), cause=cause, lane=lane, why=why, worker=w, hard=hard)]
             case S.REPAIRING:
-                node = Component.parse(d.target).node
-                lane = f"node:{node}"  # two repairs never meet on a node
+                node = node_of(d)
+                lane = f"node:{node}"
                 return [Repair(id=name("repair"), cause=cause, lane=lane, why=why, node=node, action=d.repair, target=d.target)]
             case S.STARTING:
                 return [StartWorker(id=name("start"), cause=cause, lane=lane, why=why, worker=w)]
@@ -136,20 +138,15 @@ class Drains:
                     drain = self.move(drain, "evicted", drain.reason)
                 self.move(drain, "stopped", event.detail or "its process has ended", stopped=True)
             case "repair", S.REPAIRING:
-                if event.ok:
-                    self._repaired(drain, event.detail or f"{drain.repair.value} of {drain.target} done")
-                else:
-                    drain = self.move(drain, "failed", f"{drain.repair.value} failed: {event.detail}", returns=False)
-                    return drain, f"{drain.repair.value} of {drain.target or drain.worker} failed: {event.detail}"
+                return self.back.repair_ended(drain, event)
             case "start", S.STARTING:
                 if event.ok:
                     self.move(drain, "started", event.detail or "started; waiting for its first right answer", stopped=False)
                 else:
-                    drain = self.move(drain, "failed", f"start failed: {event.detail}", returns=False)
-                    return drain, f"{drain.worker} could not be started: {event.detail}"
+                    return self.back.not_started(drain, event.detail)
             case "verify", S.VERIFYING:
                 drain = self.note(msgspec.structs.replace(drain, verified=True), "active test passed", event.detail)
-                return self._return_when_clean(drain)
+                return self.back.when_clean(drain)
             case "reroute", S.RETURNING:
                 self._back(drain)
             case _:
@@ -183,8 +180,7 @@ class Drains:
         if verb == "verify":
             if self.p.now - drain.since < timing.verify_deadline:
                 return None
-            drain = self.move(drain, "failed", f"did not pass its test: {event.detail}", returns=False)
-            return drain, f"{drain.worker} did not pass its active test within {timing.verify_deadline:.0f} s: {event.detail}"
+            return self.back.untested(drain, event.detail)
         if verb == "deroute" and drain.response is Response.EVICT:
             return None  # the stop behind it in the same lane is what counts
         if tries < timing.unknown_tries:
@@ -203,100 +199,30 @@ class Drains:
         for drain in self.p.open_drains():
             if self._waiting(drain) or self.p.now < self._retry_at.get(drain.id, 0.0) or drain.worker not in self.p.workers:
                 continue
-            if drain.state in WORKING or (drain.state is S.VERIFYING and not drain.verified):
+            ask = None
+            if self.back.waits_for_boot(drain):
+                ask = self.back.rebooting(drain)
+            elif drain.state in WORKING or (drain.state is S.VERIFYING and not drain.verified):
                 self._enter(drain)
             elif drain.state is S.VERIFYING:
-                ask = self._return_when_clean(drain)
-                if ask:
-                    asks.append(ask)
+                ask = self.back.when_clean(drain)
             elif drain.state is S.OUT and drain.returns:
-                ask = self._begin_return(drain)
-                if ask:
-                    asks.append(ask)
+                ask = self.back.begin(drain)
+            if ask:
+                asks.append(ask)
         return asks
 
     def _waiting(self, drain: Drain) -> bool:
         """Whether an effect that its state asked for has not ended yet."""
         return any(f"{drain.id}/{verb}/{drain.attempt}" in self.p.outstanding for verb in VERBS.get(drain.state, ()))
 
-    def _begin_return(self, drain: Drain) -> tuple[Drain, str] | None:
-        """Repair when every group on the target is out and no other repair is under way on the node."""
-        if drain.repair in (Action.NONE, Action.RESTART_WORKER):
-            self.come_back(drain, "nothing is left to repair" if drain.repair is Action.NONE else "restart the worker")
-            return None
-        siblings = [d for d in self.p.drains.values() if d.incident == drain.incident and d.id != drain.id]
-        if any(drain.target in d.repaired and d.since >= drain.requested_at for d in siblings):
-            self._repaired(drain, f"{drain.repair.value} of {drain.target} was done for another group on it")
-            return None
-        if any(d.state in (S.REQUESTED, S.DEROUTED, S.STOPPING) and d.worker in self.p.workers for d in siblings):
-            return None
-        node = Component.parse(drain.target).node
-        if any(d.state is S.REPAIRING and d.target and Component.parse(d.target).node == node for d in self.p.open_drains()):
-            return None
-        others = self.p.in_service_beside(drain.target) if drain.repair in NODE_WIDE else []
-        if others:  # started there since this was decided
-            sentence = f"{drain.repair.value} of {node} would take {', '.join(others)} with it"
-            return self.note(msgspec.structs.replace(drain, returns=False), "left to a person", sentence), sentence
-        self.move(drain, "repair", f"{drain.repair.value} of {drain.target}", attempt=drain.attempt + 1)
-        return None
-
-    def _repaired(self, drain: Drain, why: str) -> None:
-        """One repair is done: the next one that this worker needs, or the way back."""
-        node = (Component.parse(drain.target).node,) if drain.repair in NODE_WIDE else ()
-        drain = msgspec.structs.replace(drain, repaired=(*drain.repaired, drain.target, *node))
-        more = self.repairs.next(drain)
-        if more:
-            drain = msgspec.structs.replace(drain, repair=more[0], target=more[1])
-        if drain.state is S.REPAIRING:
-            self.move(drain, "next" if more else "repaired", why)
-        elif more:
-            self.note(drain, "repaired", why)
-        else:
-            self.come_back(drain, why)
-
     def retries(self, drain_id: str) -> bool:
         """Whether a step of it has had no answer and waits to be tried again."""
         return drain_id in self._retry_at
 
     def come_back(self, drain: Drain, why: str) -> Drain:
-        """From OUT towards rotation: start it if it was stopped, then verify. A hold keeps it out."""
-        hold = self.p.held(self.p.workers[drain.worker], "out") if drain.worker in self.p.workers else None
-        if hold:
-            if not drain.history or drain.history[-1].what != "held out":
-                drain = self.note(drain, "held out", f"{hold.by}: {hold.reason}")
-            return drain
-        # A new attempt: an agent answers a key that it knows with what happened then, and does not act again.
-        attempt = drain.attempt + 1
-        start = drain.stopped or drain.kind == "start"  # what could not be started is started anew, not merely asked
-        return self.move(drain, "start" if start else "verify", why, verified=False, returns=True, attempt=attempt)
-
-    def _return_when_clean(self, drain: Drain) -> tuple[Drain, str] | None:
-        worker = self.p.workers.get(drain.worker)
-        if worker is None or self.p.held(worker, "out"):
-            return None
-        if not drain.returns:  # said on its way back: by a person, or by a fault that sentinel does not repair
-            self.move(drain, "failed", "it is to stay out", stopped=False)
-            return None
-        dirty = "" if self.p.held(worker, "in") else self._unclean(drain)
-        if not dirty:
-            self.move(drain, "passed", "one-token test answered and counters clean")
-            return None
-        if self.p.now - drain.since < self.p.policy.timing.verify_deadline:
-            return None
-        drain = self.move(drain, "failed", f"still reported: {dirty}", returns=False, stopped=False)
-        return drain, f"{drain.worker} answers, but {dirty} is still reported after the repair"
-
-    def _unclean(self, drain: Drain) -> str:
-        """The first finding about it that has not been proven fine since the repair; "" when all have."""
-        if drain.kind != "drain":
-            return ""
-        own = self.p.incidents.get(drain.incident)
-        found = list(own.findings) if own and own.closed_at is None else []
-        found += [f for i in self.incidents.about(drain.worker) if i is not own for f, _ in self.incidents.demands(i, eases=False)]
-        for f in found:
-            if not self.p.conditions.clean_since(f.component, f.check, f.kind, drain.since):
-                return f"{f.check} on {f.component}"
-        return ""
+        """From OUT towards rotation, by start and test. A hold keeps it out."""
+        return self.back.towards(drain, why)
 
     # -- what people and worse news bring ---------------------------------------------------------------------------
 
@@ -333,6 +259,6 @@ class Drains:
         """A person wants it back: at once while nothing is stopped, else by the way that leads back from where it is."""
         if (drain.state, "cancel") in MOVES and drain.response is not Response.EVICT:
             return self.move(drain, "cancel", why)
-        if drain.state is S.OUT:
-            return self.come_back(drain, why)
+        if drain.state is S.OUT:  # whoever says so has mended it, or does not want it mended
+            return self.come_back(msgspec.structs.replace(drain, repair=Action.NONE), why)
         return self.note(msgspec.structs.replace(drain, returns=True), "undrain", why)

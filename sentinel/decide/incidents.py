@@ -34,7 +34,7 @@ def culprit_of(finding: Finding) -> str:
         return c.worker
     if c.gpu is not None:
         return str(Component(node=c.node, device=c.device))
-    return c.node
+    return str(c) if finding.check.startswith("rack.") else c.node  # a pattern names exactly whom it blames
 
 
 def is_pattern(incident: Incident) -> bool:
@@ -139,7 +139,7 @@ class Incidents:
             return incident
         if self.settling(incident):
             waits = self._asked.get(incident.id)
-            if waits is None or _LOUDER(urgency) < _LOUDER(waits[0]) or (ask and not waits[1]):
+            if waits is None or _LOUDER(Urgency(urgency)) < _LOUDER(Urgency(waits[0])) or (ask and not waits[1]):
                 self._asked[incident.id] = (urgency, ask, found, fault, rule)
             return incident
         if quiet(self.p, incident, rule):
@@ -159,7 +159,7 @@ class Incidents:
             elif not self.settling(incident):
                 del self._asked[incident_id]
                 urgency, ask, found, fault, rule = waits
-                self.page(incident, urgency, ask, found, fault, rule)
+                self.page(incident, urgency, ask, found=found, fault=fault, rule=rule)
 
     def unask(self, incident: Incident) -> None:
         """It has turned out to be something else: what waited to be asked about it is asked no more."""
@@ -211,6 +211,10 @@ class Incidents:
         ruled = ((f, self.p.rules.rule_for(f)) for f in speak)
         no = (Response.NONE,) if eases else (Response.NONE, *GENTLE)
         return [(f, r) for f, r in ruled if r is not None and r.response not in no]
+
+    def to_clear(self, incident: Incident) -> tuple[Finding, ...]:
+        """What of it must be proven fine before a worker that left because of it returns: nothing, where another is to blame."""
+        return () if is_pattern(incident) and not self.demands(incident) else incident.findings
 
     def about(self, worker: str, *, eases: bool = False) -> list[Incident]:
         """Open incidents about something that would take this worker out of service, or (``eases``) only ease it."""

@@ -134,7 +134,9 @@ def _found(check: str, gpu: Component, times: Sequence[Finding], summary: str, f
 def _told(p: Picture, nodes: Sequence[str], since: float, *, of_app: bool) -> list[Finding]:
     """What these nodes' kept incidents hold of one sort, each occurrence once, oldest first."""
     counts = _of_app if of_app else _of_weight
-    found = {f.id: f for n in nodes for i in p.incidents_on(n) for f in i.findings if f.at > since and counts(f)}
+    # A fatal fault counts where its incident says that it is the GPU's own: not what a switch has done to it.
+    about = (i for n in nodes for i in p.incidents_on(n) if of_app or i.culprit.partition("/")[0] == n)
+    found = {f.id: f for i in about for f in i.findings if f.at > since and counts(f)}
     return sorted(found.values(), key=lambda f: (f.at, f.id))
 
 

@@ -96,7 +96,7 @@ class Picture:
         self.pools: dict[str, Pool] = {}
         self.incidents: dict[str, Incident] = {}
         self.drains: dict[str, Drain] = {}
-        self._by_node: dict[str, dict[str, None]] = {}  # node → ids of the incidents with a culprit there, in order
+        self._by_node: dict[str, dict[str, None]] = {}  # node → ids of the incidents about it, in order
         self._open: dict[str, str] = {}  # worker → its open drain
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
         self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
@@ -139,8 +139,12 @@ class Picture:
         return f"{prefix}-{self.epoch}-{self._counter}"
 
     def put_incident(self, incident: Incident) -> Incident:
+        before = self.incidents.get(incident.id)
+        if before is None or (before.culprit, before.scope) != (incident.culprit, incident.scope):
+            gone = _nodes(before) - _nodes(incident) if before is not None else set()
+            self._unplace(incident.id, gone)
+            self._place(incident)
         self.incidents[incident.id] = incident
-        self._by_node.setdefault(_node(incident), {})[incident.id] = None
         self._record("incident", incident.id, incident)
         return incident
 
@@ -169,10 +173,7 @@ class Picture:
     def drop_incident(self, incident_id: str) -> None:
         incident = self.incidents.pop(incident_id, None)
         if incident:
-            there = self._by_node.get(_node(incident), {})
-            there.pop(incident_id, None)
-            if not there:
-                self._by_node.pop(_node(incident), None)
+            self._unplace(incident_id, _nodes(incident))
             self._forget("incident", incident_id)
 
     def drop_drain(self, drain_id: str) -> None:
@@ -228,7 +229,7 @@ class Picture:
         self.incidents = {i.id: i for i in event.incidents}
         self._by_node = {}
         for kept in event.incidents:
-            self._by_node.setdefault(_node(kept), {})[kept.id] = None
+            self._place(kept)
         self.drains = {d.id: d for d in event.drains}
         self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
         self.holds = {h.target: h for h in event.holds}
@@ -324,8 +325,19 @@ class Picture:
         return [self.drains[i] for i in list(self._open.values())]
 
     def incidents_on(self, node: str) -> list[Incident]:
-        """The kept incidents, open or closed, whose culprit is this node or a part of it."""
+        """The kept incidents, open or closed, whose culprit is this node or a part of it, or that it is in the scope of."""
         return [self.incidents[i] for i in self._by_node.get(node, ())]
+
+    def _place(self, incident: Incident) -> None:
+        for node in sorted(_nodes(incident)):
+            self._by_node.setdefault(node, {})[incident.id] = None
+
+    def _unplace(self, incident_id: str, nodes: set[str]) -> None:
+        for node in nodes:
+            there = self._by_node.get(node, {})
+            there.pop(incident_id, None)
+            if not there:
+                self._by_node.pop(node, None)
 
     def open_incidents(self) -> list[Incident]:
         return [i for i in self.incidents.values() if i.closed_at is None]
@@ -372,9 +384,9 @@ def _gpus(node: str, pcis: tuple[str, ...]) -> Iterator[Component]:
             yield gpu_component(node, pci)
 
 
-def _node(incident: Incident) -> str:
-    """Where its culprit is; a worker or the fleet stands for itself."""
-    return incident.culprit.partition("/")[0]
+def _nodes(incident: Incident) -> set[str]:
+    """Where its culprit is, and who else shows it; a worker, a domain or the fleet stands for itself."""
+    return {name.partition("/")[0] for name in (incident.culprit, *incident.scope)}
 
 
 def effect_key(effect: Effect | str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sentinel.decide.incidents import Incidents
+from sentinel.decide.incidents import Incidents, is_pattern
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Rule
 from sentinel.model import Finding, Incident, Kind, Response, Severity, Step
@@ -87,12 +87,23 @@ class Systemic:
         spans = [
             (systemic_check(i), i.opened_at - self.p.policy.systemic.window, i.closed_at or self.p.now)
             for i in self.p.incidents.values()
-            if systemic_check(i)
+            if systemic_check(i) and not i.merged_into
         ]
-        return lambda incident: any(
+        return lambda incident: not is_pattern(incident) and any(
             since <= incident.opened_at <= until and any(f.check == check for f in incident.findings)
             for check, since, until in spans
         )
+
+    def explained(self, check: str, nodes: set[str]) -> bool:
+        """Whether all the nodes that turned bad are among these, which something else explains."""
+        turned = self._turned.get(check)
+        return bool(turned) and set(turned or ()) <= nodes
+
+    def discount(self, check: str, nodes: set[str]) -> None:
+        """Something else explains why this check is bad on these nodes."""
+        turned = self._turned.get(check, {})
+        for node in nodes & turned.keys():
+            del turned[node]
 
     def forget(self, check: str) -> None:
         self._turned.pop(check, None)
@@ -100,4 +111,4 @@ class Systemic:
 
 def systemic_check(incident: Incident) -> str:
     """The check a systemic incident is about; "" for any other incident."""
-    return incident.key.removeprefix("systemic/") if incident.culprit == "fleet" else ""
+    return incident.key.removeprefix("systemic/") if incident.culprit == "fleet" and incident.key.startswith("systemic/") else ""

@@ -100,6 +100,11 @@ class Waiting:
         """It is taken out, or somebody else has answered for it."""
         self._kept.pop((incident.id, worker.name), None)
 
+    def forget(self, incident: Incident) -> None:
+        """It is about something else now, for which nobody is taken out."""
+        for key in [k for k in self._kept if k[0] == incident.id]:
+            del self._kept[key]
+
     def again(self) -> Iterator[Case]:
         """On ticks: what is to be tried again now."""
         self._brought_back()
