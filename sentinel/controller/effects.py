@@ -39,6 +39,7 @@ from sentinel.decide.events import (
     Verify,
 )
 from sentinel.decide.picture import effect_key
+from sentinel.decide.repair import COMES_BACK_S
 from sentinel.model import Action, Component, Page, Worker
 from sentinel.paging import PagerError
 from sentinel.serving import Adapter, AdapterError, Hands
@@ -48,9 +49,8 @@ log = structlog.get_logger(__name__)
 
 IDLE_POLL = (0.1, 1.0)  # seconds: first and longest pause between two looks at what is in flight
 PAGE_RETRY = (1.0, 60.0)  # seconds: first and longest pause before a page is tried again
-# How long the node's agent may take. A reset of a GPU with its NVLinks retrained is under two minutes; a node that
-# reboots or is power-cycled checks its memory and comes back within half an hour or needs a person.
-REPAIR_DEADLINE = {Action.REBOOT_NODE: 1800.0, Action.POWER_CYCLE: 1800.0}
+# How long the node's agent may take. A reset of a GPU with its NVLinks retrained is under two minutes.
+REPAIR_DEADLINE = {Action.REBOOT_NODE: COMES_BACK_S, Action.POWER_CYCLE: COMES_BACK_S}
 REPAIR_DEADLINE_ELSE = 180.0
 
 

@@ -60,7 +60,9 @@ class Standbys:
     def _free(self, standbys: list[Worker], role: Role) -> Iterator[Worker]:
         for w in standbys:
             idle = role in roles_of(w) and w.name not in self.p.standby_up and self.p.open_drain(w.name) is None
-            if idle and not self.p.held(w, "out") and not self._failed_lately(w) and not self.drains.incidents.about(w.name):
+            if not idle or self.p.held(w, "out") or self._failed_lately(w) or self.drains.incidents.about(w.name):
+                continue
+            if not self.drains.repairs.waits_to_start(w):
                 yield w
 
     def _starting(self, worker: Worker) -> bool:
