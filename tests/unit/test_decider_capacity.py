@@ -55,8 +55,8 @@ def kill(w: World, *workers: str) -> None:
         w.report(w.xid(79, node_of(w, worker), action=Action.REBOOT_NODE))
 
 
-def doubt(w: World, worker: str, check: str = "gpu.row_remap_pending", **more: object) -> Finding:
-    return w.state(check, gpu_component(node_of(w, worker), PCIS[0]), action=Action.RESET_GPU, **more)
+def doubt(w: World, worker: str) -> Finding:
+    return w.state("gpu.row_remap_pending", gpu_component(node_of(w, worker), PCIS[0]), action=Action.RESET_GPU)
 
 
 def pool_of(w: World, name: str = "main") -> dict[str, object]:
@@ -72,9 +72,9 @@ def load(w: World, **loads: int) -> None:
 class TestWorth:
     def test_a_unit_is_balanced(self) -> None:
         """One prefill group and the four decoders that it feeds are worth the same number of sessions."""
-        p = Pool(name="p")
-        make = lambda role: Worker(name="w", pool="p", url="", role=role)  # noqa: E731
-        assert worth(p, make(Role.PREFILL)) == 66.0 == 4 * worth(p, make(Role.DECODE)) == 5 * worth(p, make(Role.BOTH))
+        of = {r: worth(Pool(name="p"), Worker(name="w", pool="p", url="", role=r)) for r in Role}
+        prefill, decode, both = of[Role.PREFILL], of[Role.DECODE], of[Role.BOTH]
+        assert prefill == 66.0 == 4 * decode == 5 * both
 
     def test_a_workers_own_word_wins(self) -> None:
         """A capacity in the configuration is sessions, whatever the pool says."""

@@ -16,7 +16,7 @@ def two_groups(**standby: Any) -> Fleet:
     def group(name: str, role: Role, *trays: str, **more: Any) -> Worker:
         gpus = tuple(gpu_component(t, p) for t in trays for p in PCIS)
         fields = {"domain": "rack-1", "gpus": gpus, "nodes": trays, **more}
-        return Worker(name=name, pool="main", url=f"http://{name}", role=role, **fields)  # type: ignore[arg-type]
+        return Worker(name=name, pool="main", url=f"http://{name}", role=role, **fields)
 
     workers = [group("p1", Role.PREFILL, "a", "b"), group("p2", Role.PREFILL, "c", "d"), group("d1", Role.DECODE, "e")]
     if standby:
