@@ -19,6 +19,8 @@ import msgspec
 
 from probes import fabric_log, kernel_episodes, monitors, nic_text, pasted, pasted_imex, serving_lines, serving_log, smi
 from probes.catalog import DRAINS
+from probes.pasted_carried import carried
+from probes.pasted_prefix import FILE
 from probes.thresholds import limits
 from sentinel.model import Action, Base, Finding, Reading, Severity, Suspect
 
@@ -36,6 +38,9 @@ READERS: tuple[tuple[Reader, Judge], ...] = (
     (nic_text.parse, nic_text.judge),
     (serving_lines.parse, serving_log.assess),
 )
+PASTED = "pasted"  # stands for a machine that nobody has named
+# Outputs of tools, which know nothing of what was put before their lines; logs name their own carriers.
+TOOLS = frozenset({smi.read, pasted_imex.read, fabric_log.read, nic_text.parse})
 
 
 class Verdict(Base, frozen=True, kw_only=True, omit_defaults=False):
@@ -64,46 +69,85 @@ class Decoded(Base, frozen=True, kw_only=True, omit_defaults=False):
         }
 
 
-def decode_text(text: str, node: str = "pasted", readers: tuple[tuple[Reader, Judge], ...] = READERS) -> Decoded:
-    """Judge pasted text. ``node`` stands for the machine it came from, which text does not name reliably."""
+def decode_text(text: str, node: str = PASTED, readers: tuple[tuple[Reader, Judge], ...] = READERS) -> Decoded:
+    """Judge pasted text. ``node`` stands for the machine it came from; where a text names several, each has its own name."""
     text = _as_printed(text)
-    found: dict[str, Finding] = {}
-    skipped: dict[str, int] = {}
-    lines = 0
+    parts = carried(text)
+    told = _Told(node)
     for read, judge in readers:
-        memory: dict[str, Any] = {}
-        for reading in read(text, node):
-            lines = max(lines, int(reading.data.get("lines", 0)))
+        for who, part in parts if read in TOOLS else [("", text)]:
+            told.take(read(part, who or node), judge)
+    findings = told.findings()
+    skipped = {why: count for why, count in told.skipped.items() if count}
+    return Decoded(findings=findings, verdict=conclude(findings), lines=told.lines, skipped=skipped)
+
+
+class _Told:
+    """What the readers of one text found, and whose it is."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._found: dict[str, Finding] = {}
+        self._host = ""  # the first that kernel lines name; ``node`` stands for it
+        self._of_host: set[str] = set()
+        self.skipped: dict[str, int] = {}
+        self.lines = 0
+
+    def take(self, readings: Iterable[Reading], judge: Judge) -> None:
+        memories: dict[str, dict[str, Any]] = {}  # one host's lines explain nothing about another's
+        for reading in readings:
+            self.lines = max(self.lines, int(reading.data.get("lines", 0)))
             for why, count in reading.data.get("skipped", {}).items():
-                skipped[why] = skipped.get(why, 0) + count
-            found.update((f.id, f) for f in judge(reading, memory))
-        for episode in memory.get("episodes", {}).values():  # counts that grew after they were told
-            last = msgspec.convert(episode["finding"], Finding)
-            found[last.id] = last
-    findings = tuple(found.values())
-    return Decoded(findings=findings, verdict=conclude(findings), lines=lines, skipped={k: v for k, v in skipped.items() if v})
+                self.skipped[why] = self.skipped.get(why, 0) + count
+            made = judge(reading, memories.setdefault(reading.node, {}))
+            self._found.update((f.id, f) for f in made)
+            if host := str(reading.data.get("host", "")):
+                self._host = self._host or host
+                self._of_host |= {f.id for f in made if reading.node == self._node}
+        for memory in memories.values():
+            for episode in memory.get("episodes", {}).values():  # counts that grew after they were told
+                last = msgspec.convert(episode["finding"], Finding)
+                self._found[last.id] = last
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything found; a text that names one host at most is about one machine."""
+        named = ({f.component.node for f in self._found.values()} | {self._host}) - {self._node, ""}
+        if len(named) < 2:
+            one = next((n for n in named if self._node == PASTED and not n.startswith(FILE)), self._node)
+            return tuple(_moved(f, one) for f in self._found.values())
+        return tuple(_moved(f, self._host) if f.id in self._of_host else f for f in self._found.values())
+
+
+def _moved(f: Finding, node: str) -> Finding:
+    if f.component.node == node:
+        return f
+    return msgspec.structs.replace(f, component=msgspec.structs.replace(f.component, node=node))
 
 
 def _as_printed(text: str) -> str:
     """The text as it was printed: without a terminal's colours, which may split a word, and a web page's hard spaces."""
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
-    return text.replace("\u00a0", " ") if "\u00a0" in text else text
+    for mark, instead in (("\u00a0", " "), ("\ufeff", "")):
+        if mark in text:
+            text = text.replace(mark, instead)
+    return text
 
 
 def conclude(findings: tuple[Finding, ...]) -> Verdict:
     """One verdict for findings in the order in which their lines were printed."""
-    cleared = {f.component.gpu: i for i, f in enumerate(findings) if not f.present and f.component.gpu}
+    cleared = {(f.component.node, f.component.gpu): i for i, f in enumerate(findings) if not f.present and f.component.gpu}
     gpu_fatal = any(f.present and f.severity is Severity.FATAL and f.component.gpu for f in findings)
     live = [
         f for i, f in enumerate(findings)
         if f.present and f.suspect is not Suspect.MONITOR
-        and not (i < cleared.get(f.component.gpu or "", -1) and f.action is not Action.RESTART_WORKER)  # the driver took it back
+        # The driver took it back.
+        and not (i < cleared.get((f.component.node, f.component.gpu or ""), -1) and f.action is not Action.RESTART_WORKER)
         and not (gpu_fatal and f.check.startswith("sxid."))  # a switch that cries for a dead GPU lost its far end
     ]
     if not live and not cleared:
         live = [f for f in findings if f.present and f.suspect is Suspect.MONITOR]
-    if not live and cleared:
+    if cleared and all(f.severity is Severity.INFO and f.action is Action.NONE for f in live):
         last = findings[max(cleared.values())]
         return Verdict(action=Action.UNDRAIN, why=last.summary)
     decided = any(f.check.startswith("xid.") and f.action not in (Action.NONE, Action.WAIT) for f in live)
@@ -132,7 +176,7 @@ def _incidents(live: list[Finding]) -> int:
             continue
         if hardware and f.check.startswith("serving."):
             continue  # an engine that dies with its GPU dies of it
-        where = f.component.gpu or f.component.device
+        where = f"{f.component.node}/{f.component.device}"
         if f.check.startswith("sxid."):
             where = "switches"
         elif f.suspect is Suspect.PEER and f.check == "xid.45":
@@ -144,7 +188,7 @@ def _incidents(live: list[Finding]) -> int:
         elif f.component.part.startswith("nvlink"):
             for link in f.facts.get("links", [f.facts["link"]] if "link" in f.facts else []):
                 links.setdefault(link, set()).add(where)
-        elif where == "driver" and (hardware or f.check in of_gpus):
+        elif f.component.device == "driver" and (hardware or f.check in of_gpus):
             continue  # the driver's second word about it, without the address
         culprits.add(where)
     for gpus in links.values():

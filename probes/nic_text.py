@@ -20,6 +20,7 @@ from typing import Any
 from probes import infiniband, kernel_episodes
 from probes.nic_blocks import HEADS, Blocks
 from probes.pasted import is_prefix
+from probes.pasted_prefix import KERNEL, origin
 from sentinel.model import Finding, Reading
 
 LINE_CHARS = 1024
@@ -101,21 +102,22 @@ def _reading(node: str, devices: list[dict[str, Any]], lines: int, *, at: float 
 
 def _history(text: str, node: str, lines: int) -> Iterator[Reading]:
     """mlx5's link lines as readings of their port in order: a link that goes down after it was active counts in link_downed."""
-    found = ((line, m) for line, m in _found(text, "mlx5_core", _LINK) if is_prefix(line[: m.start()]))
-    ports: dict[tuple[str, int], dict[str, Any]] = {}
+    prefixes = ((line[: m.start()], m) for line, m in _found(text, "mlx5_core", _LINK))
+    found = ((prefix, whose.host, m) for prefix, m in prefixes if (whose := origin(prefix)).author == KERNEL)
+    ports: dict[tuple[str, str, int], dict[str, Any]] = {}
     last = 0.0
-    for line, m in deque(found, maxlen=MOST_EVENTS):
+    for prefix, host, m in deque(found, maxlen=MOST_EVENTS):
         state, phys = _STATES[m["ib"] or m["eth"]]
-        key = (m["dev"], int(m["port"] or 1))
+        key = (host or node, m["dev"], int(m["port"] or 1))
         before = ports.get(key, {"state": 0, "downs": 0})
-        last = max(last, _seconds(line[: m.start()]))
+        last = max(last, _seconds(prefix))
         downs = before["downs"] + (state == 1 and before["state"] == 4)
-        port = {"port": key[1], "layer": "InfiniBand" if m["ib"] else "Ethernet", "state": state, "phys": phys, "downs": downs}
-        device = {"name": key[0], "pci": m["pci"], "ports": [{**port, "counters": {"link_downed": downs}}]}
+        port = {"port": key[2], "layer": "InfiniBand" if m["ib"] else "Ethernet", "state": state, "phys": phys, "downs": downs}
+        device = {"name": key[1], "pci": m["pci"], "ports": [{**port, "counters": {"link_downed": downs}}]}
         ports[key] = {**port, "device": device}
-        yield _reading(node, [device], lines, at=last, more=True)
-    for port in ports.values():  # what holds at the end holds at a second look, too
-        yield _reading(node, [port["device"]], lines, at=last, more=False)
+        yield _reading(key[0], [device], lines, at=last, more=True)
+    for (host, _, _), port in ports.items():  # what holds at the end holds at a second look, too
+        yield _reading(host, [port["device"]], lines, at=last, more=False)
 
 
 def _seconds(prefix: str) -> float:

@@ -21,11 +21,13 @@ from typing import Any
 
 from probes import pasted_json
 from probes.kmsg import TEXT_CHARS, parse_record
+from probes.pasted_json import Message
 from probes.pasted_prefix import KERNEL, STAMP, origin
 from probes.xid import Unreadable, lines_of_interest, read_line
 from sentinel.model import Reading
 
 BATCH = 4096  # lines of interest per reading; what came with a line is looked for within its own
+HOSTS_MAX = 1024
 LIST_CHARS = 1 << 24  # of one line that holds a list of records
 MARKS = ("detected NVSwitch", *pasted_json.MARKS)  # of interest beside the driver's own
 
@@ -42,48 +44,55 @@ _KEY = re.compile(r'\s*"(?:MESSAGE|message|msg|log|line)"\s*:')
 
 def is_prefix(text: str) -> bool:
     """Whether this is only what a log puts before a kernel message."""
-    return origin(text) == KERNEL
+    return origin(text).author == KERNEL
 
 
-def message_of(line: str) -> tuple[str | None, str]:
-    """The driver's message in one pasted line → (message, "") or (None, why it is not one: quoted, user_space, malformed)."""
+def message_of(line: str) -> Message:
+    """The driver's message in one pasted line, or why there is none."""
     if (match := _RAW.match(line)) is not None:
         record = parse_record(match[1].encode("utf-8", "replace"))
         if record is None:
-            return None, "malformed"
-        return (record.text, "") if record.from_kernel else (None, "user_space")
+            return Message(None, "malformed")
+        return Message(record.text) if record.from_kernel else Message(None, "user_space")
     if (match := _RECORD.match(line.lstrip())) is not None:
         return pasted_json.of_line(line.lstrip()[match.end():], _plain)
     return _plain(line)
 
 
-def _plain(line: str) -> tuple[str | None, str]:
+def _plain(line: str) -> Message:
     if (match := _MANAGER.search(line)) is not None:
         word, code, pci, port = match.groups()  # Fabric Manager's own log: the same SXid, told by another
         link = f", Link {port}" if port else ""
-        return f"nvidia-nvswitch: SXid (PCI:{pci}): {code}, {word.capitalize()}{link} (Fabric Manager)", ""
+        return Message(f"nvidia-nvswitch: SXid (PCI:{pci}): {code}, {word.capitalize()}{link} (Fabric Manager)")
     if (match := _DRIVER.search(line)) is None:
-        return None, "quoted"
-    who = origin(line[: match.start()])
-    return (line[match.start():], "") if who == KERNEL else (None, who)
+        return Message(None, "quoted")
+    author, host = origin(line[: match.start()])
+    return Message(line[match.start():], "", host) if author == KERNEL else Message(None, author)
 
 
 def parse(text: str, node: str) -> Iterator[Reading]:
-    """Readings of the probe ``kernel_log`` from pasted text, in order; ``seq`` is the line's number, times are left at 0."""
+    """Readings of the probe ``kernel_log`` from pasted text, in order; ``seq`` is the line's number, times are left at 0.
+
+    The first host that lines name, and lines that name none, are ``node``; every other host's lines are readings of its own.
+    """
     count = text.count("\n") + (not text.endswith("\n") and bool(text))
-    batch = _Batch(node)
+    batches = {node: _Batch(node)}
+    first = ""
     number, counted = 1, 0
     for start in lines_of_interest(text, *MARKS):
         number, counted = number + text.count("\n", counted, start), start
-        for message, why in _messages(text, start):
-            batch.add(number, message, why)
+        for message in _messages(text, start):
+            first = first or message.host
+            where = node if message.host in ("", first) or len(batches) >= HOSTS_MAX else message.host
+            batch = batches.setdefault(where, _Batch(where))
+            batch.add(number, message.text, message.why)
             if batch.full:
-                yield batch.reading(count)
-                batch = _Batch(node)
-    yield batch.reading(count)
+                yield batches.pop(where).reading(count, first)
+    for batch in batches.values():
+        yield batch.reading(count, first)
 
 
-def _messages(text: str, start: int) -> Iterator[tuple[str | None, str]]:
+def _messages(text: str, start: int) -> Iterator[Message]:
     """What the line that begins at ``start`` says; more than one only where it is a list of records."""
     end = text.find("\n", start)
     line = _COPIED.sub("", text[start: None if end < 0 else end][: 8 * TEXT_CHARS]).rstrip("\r")
@@ -99,12 +108,13 @@ def _messages(text: str, start: int) -> Iterator[tuple[str | None, str]]:
         return
     if "\\n" in line and not head.startswith("{"):
         line = line.replace("\\n", "\n")  # one record of several lines, as some journals print it
-    message, why = message_of(line)
-    if message is not None and message.startswith("NVRM: fallen off the bus"):
-        message = _rejoin(text[max(0, start - 1000): start], message)
-    elif message is not None and end >= 0 and isinstance(read_line(message), Unreadable):
-        message = _unwrapped(message, text[end + 1: end + 1 + TEXT_CHARS].partition("\n")[0].rstrip("\r"))
-    yield message, why
+    message = message_of(line)
+    said = message.text
+    if said is not None and said.startswith("NVRM: fallen off the bus"):
+        said = _rejoin(text[max(0, start - 1000): start], said)
+    elif said is not None and end >= 0 and isinstance(read_line(said), Unreadable):
+        said = _unwrapped(said, text[end + 1: end + 1 + TEXT_CHARS].partition("\n")[0].rstrip("\r"))
+    yield message._replace(text=said)
 
 
 def _unwrapped(message: str, following: str) -> str:
@@ -146,9 +156,10 @@ class _Batch:
         else:
             self._repeats[str(first)] = [self._repeats.get(str(first), [0])[0] + 1, number, 0]
 
-    def reading(self, lines: int) -> Reading:
+    def reading(self, lines: int, host: str) -> Reading:
+        """``host``: the first that lines of the whole text name."""
         data = {
             "records": self._records, "repeats": self._repeats, "lines": lines, "skipped": self._skipped,
-            "lost": 0, "overruns": 0, "last_seq": None, "booted_at": None, "more": False,
+            "lost": 0, "overruns": 0, "last_seq": None, "booted_at": None, "more": False, "host": host,
         }
         return Reading(probe="kernel_log", node=self._node, at=0.0, boot_id="pasted", data=data)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 NEAR_CHARS, FIELDS_CHARS = 32768, 4096  # a record spread over lines; the fields of a journal entry on either side of its message
 RECORDS_MAX = 4096  # of one line that holds a whole list
@@ -26,6 +26,7 @@ MARKS = ('"MESSAGE":[', '"MESSAGE" : [')  # text that is no UTF-8 (a process may
 _WHO = ("SYSLOG_IDENTIFIER", "syslog_identifier", "ident", "identifier", "program", "programname", "appname", "app_name", "process")
 _FACILITIES = ("SYSLOG_FACILITY", "fac", "facility")
 _TRANSPORTS = ("_TRANSPORT", "transport", "__journal__transport")
+_HOSTS = ("_HOSTNAME", "hostname", "host", "Hostname", "node")
 _INSIDE = ("jsonPayload", "labels", "fields", "attributes", "stream", "metadata")
 # A logger of its own, or a monitor's event: its text speaks about a fault, whatever it quotes.
 _AUTHORS = frozenset({
@@ -33,35 +34,45 @@ _AUTHORS = frozenset({
     "checkName", "errorCode", "event", "reason", "health", "annotations", "involvedObject", "kind",
 })  # fmt: skip
 
-Message = tuple[str | None, str]  # the kernel's text, or None and why there is none: quoted, user_space, malformed
+
+class Message(NamedTuple):
+    """The kernel's text; None: ``why`` says why there is none (quoted, user_space, malformed). ``host``: whose, where said."""
+
+    text: str | None
+    why: str = ""
+    host: str = ""
+
+
 Plain = Callable[[str], Message]
 
 
 def of_entry(entry: Any, plain: Plain) -> Message:
     """The kernel's message in one record. ``plain`` reads a line that is no record."""
     if not isinstance(entry, dict):
-        return None, "quoted"
+        return Message(None, "quoted")
     flat = _flat(entry)
     transport = next((flat[k] for k in _TRANSPORTS if k in flat), None)
     who = next((flat[k] for k in _WHO if isinstance(flat.get(k), str)), None)
     facility = next((flat[k] for k in _FACILITIES if k in flat), None)
     if transport not in (None, "kernel") or facility not in (None, "kern", "kernel", 0, "0"):
-        return None, "user_space"
+        return Message(None, "user_space")
     if transport is None and who is not None and who.rstrip(":") != "kernel":
-        return None, "quoted"
+        return Message(None, "quoted")
     texts = [flat[k] for k in TEXT_KEYS if isinstance(flat.get(k), str | list)]
     if len(texts) != 1:
-        return None, "malformed" if transport and not texts else "quoted"
+        return Message(None, "malformed" if transport and not texts else "quoted")
     text = texts[0]
     if isinstance(text, list):
         with contextlib.suppress(ValueError, TypeError):
             text = bytes(text).decode("utf-8", "replace")
     if not isinstance(text, str):
-        return None, "malformed"
+        return Message(None, "malformed")
     if transport is None and who is None and facility is None and _AUTHORS & entry.keys():
-        return None, "quoted"
+        return Message(None, "quoted")
     text = text.strip("\n")
-    return (text, "") if transport == "kernel" and text.startswith("NVRM: ") else plain(text)
+    said = Message(text) if transport == "kernel" and text.startswith("NVRM: ") else plain(text)
+    host = next((flat[k] for k in _HOSTS if isinstance(flat.get(k), str)), "")
+    return said if said.host else said._replace(host=host)
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def of_line(line: str, plain: Plain) -> Message:
     try:
         return of_entry(json.loads(line.strip().rstrip(",")), plain)
     except (ValueError, RecursionError):
-        return None, "quoted"
+        return Message(None, "quoted")
 
 
 def of_list(line: str, plain: Plain) -> Iterator[Message]:
@@ -90,7 +101,7 @@ def of_list(line: str, plain: Plain) -> Iterator[Message]:
             for entry in entries[:RECORDS_MAX]:
                 yield of_entry(entry, plain)
             return
-    yield None, "quoted"
+    yield Message(None, "quoted")
 
 
 def around(text: str, start: int, plain: Plain) -> Message:
@@ -100,8 +111,8 @@ def around(text: str, start: int, plain: Plain) -> Message:
     with contextlib.suppress(ValueError, RecursionError):
         if opening >= 0:
             entry, end = json.JSONDecoder().raw_decode(text[opening: start + NEAR_CHARS])
-            return of_entry(entry, plain) if opening + end > start else (None, "quoted")
-    return None, "quoted"
+            return of_entry(entry, plain) if opening + end > start else Message(None, "quoted")
+    return Message(None, "quoted")
 
 
 def of_field(text: str, start: int, line: str, plain: Plain) -> Message:
@@ -111,10 +122,11 @@ def of_field(text: str, start: int, line: str, plain: Plain) -> Message:
               *_entry(text[start: start + FIELDS_CHARS].split("\n")[1:], line)]
     said = dict(f.strip().split("=", 1) for f in fields if "=" in f)
     if said.get("_TRANSPORT", "kernel") != "kernel":
-        return None, "user_space"
+        return Message(None, "user_space")
     if said.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
-        return None, "quoted"
-    return plain(message)
+        return Message(None, "quoted")
+    told = plain(message)
+    return told if told.host else told._replace(host=said.get("_HOSTNAME", ""))
 
 
 def _entry(lines: list[str], beside: str) -> Iterator[str]:

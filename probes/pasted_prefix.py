@@ -14,9 +14,11 @@ CRI log format, pdsh and clush, grep.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 PREFIX_CHARS = 320
 KERNEL, USER_SPACE, QUOTED = "kernel", "user_space", "quoted"
+FILE = "file "  # begins the name of a host that only its file stands for, as in ``grep Xid */dmesg.txt``
 
 STAMP = (
     r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
@@ -56,43 +58,54 @@ _KEYS = frozenset({"message", "msg", "log", "line", "text", "error", "output", "
 _SPACE = re.compile(r"\s*")
 
 
-def origin(prefix: str) -> str:
-    """Who wrote the message behind this prefix: ``kernel``, ``user_space``, or ``quoted``: it is part of somebody's text."""
+class Origin(NamedTuple):
+    """``author``: kernel, user_space, or quoted (it is part of somebody's text). ``host``: whose log it is; "" where not said."""
+
+    author: str
+    host: str = ""
+
+
+def origin(prefix: str) -> Origin:
+    """Who wrote the message behind this prefix, and where."""
     if len(prefix) > PREFIX_CHARS:
-        return QUOTED
+        return Origin(QUOTED)
     if _USER_SPACE.match(prefix) is not None:
-        return USER_SPACE
+        return Origin(USER_SPACE)
+    host = ""
     at, hosts, stamp, kernel, pending, first = 0, 0, False, False, False, True
     container = False  # what a container prints begins with its own words, not with a host's name
     for pattern in (_FILE, _CARRIED):
         if (match := pattern.match(prefix, at)) is not None:
             at, container = match.end(), pattern is _CARRIED
+            name = "" if container else re.sub(r":[\d:-]*$|^\d+[:-]$", "", match[0]).replace("/", ":")
+            host = FILE + name if name else host
     while True:
         at = _SPACE.match(prefix, at).end()  # type: ignore[union-attr]  # it matches everywhere
         if at == len(prefix):
-            return QUOTED if pending else KERNEL
+            return Origin(QUOTED) if pending else Origin(KERNEL, host)
         if (match := _TOKEN.match(prefix, at)) is not None:
             stamp = stamp or match.lastgroup in ("stamp", "bracket", "data")
             kernel = kernel or match.lastgroup == "kernel"
             container = container or match.lastgroup in ("stream", "pod")
             pending = False
             if match["labels"] is not None and 'transport="kernel"' not in match["labels"]:
-                return QUOTED
+                return Origin(QUOTED)
             if match["pri"] is not None and int(match["pri"]) >> 3:
-                return USER_SPACE
+                return Origin(USER_SPACE)
             at = match.end()
         elif not kernel and hosts < 2 and (match := _HOST.match(prefix, at)) is not None:
             after = prefix[match.end(): match.end() + 1]
             if match[0].lower() in _KEYS:
-                return QUOTED
+                return Origin(QUOTED)
+            host = match[0]
             if after == ":" and first:
                 at = match.end() + 1  # "node01: …", as pdsh and talosctl put it; the line behind it may name its host again
             elif hosts or (after and not after.isspace()):
-                return QUOTED
+                return Origin(QUOTED)
             else:
                 # A bare word is a host only with a time before it or kernel, a time or a level after it.
                 pending = container or not stamp
                 hosts, at = hosts + 1, match.end()
         else:
-            return QUOTED
+            return Origin(QUOTED)
         first = False

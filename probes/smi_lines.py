@@ -107,7 +107,8 @@ class Lines:
 
     def line(self, line: str) -> bool:
         """Whether the line is one of these outputs'."""
-        first = line.lstrip()[:1]
+        line = line.lstrip()
+        first = line[:1]
         if first == "|":
             return self._table(line)
         if self._resets:

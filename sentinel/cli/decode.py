@@ -23,6 +23,14 @@ from sentinel.model import Finding, Severity
 TEXT_BYTES = 128 << 20  # a node's whole kernel log of months; a pipe that never ends must not take all memory
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")  # how a PowerShell redirect begins
 _COLOUR = {Severity.INFO: "green", Severity.WARNING: "yellow", Severity.FATAL: "red"}
+# The policy only notes these warnings, and opens nothing for them; whoever pastes one wants a page all the same.
+_NEAREST = (
+    ("driver.client_mismatch", "driver-upgrade"), ("driver.task_blocked", "driver-hung"), ("driver.", "monitor"),
+    ("gpu.none_found", "gpu-off-bus"), ("gpu.unreadable", "gpu-off-bus"), ("gpu.probe_failed", "gpu-off-bus"),
+    ("fabric_manager.", "gpu-fatal"), ("gpu.fabric_", "gpu-fatal"), ("gpu.recovery_action", "gpu-fatal"),
+    ("xid.", "gpu-degraded"), ("gpu.", "gpu-degraded"), ("ib.", "nic-fatal"), ("nic.", "nic-fatal"), ("pcie.", "nic-fatal"),
+    ("imex.", "imex-domain"), ("monitor.", "monitor"), ("kernel_log.", "monitor"),
+)  # fmt: skip
 _SKIPPED = {
     "quoted": "lines quote a fault inside another program's text and were not judged",
     "user_space": "lines were written by user space, not by the kernel, and were not judged",
@@ -89,7 +97,7 @@ def show(decoded: Decoded, console: Console) -> None:
     if decoded.findings:
         table = Table(box=None, pad_edge=False)
         for column in ("severity", "check", "component", "times", "first action", "blames"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # an address that is cut short is none
         for f in decoded.findings:
             action = "taken back" if not f.present else f.action.value
             times = str(f.count)
@@ -130,6 +138,10 @@ def _hint(finding: Finding) -> str:
 
 
 def runbook(finding: Finding) -> str:
-    """The fault class that the shipped policy gives this finding, which is its runbook's name; "" for what is only noted."""
+    """The name of the page that says what to do: the shipped policy's, else the nearest one; "" where there is nothing to do."""
     rule = default_policy().rule_for(finding) if finding.present else None
-    return rule.fault if rule and rule.fault not in ("noted", "monitor") else ""
+    if rule and rule.fault != "noted":
+        return rule.fault
+    if not finding.present or finding.severity is Severity.INFO or "caused_by" in finding.facts:
+        return ""
+    return next((page for beginning, page in _NEAREST if finding.check.startswith(beginning)), "")

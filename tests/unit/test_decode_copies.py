@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from probes.decode import Decoded, decode_text
 from probes.pasted_prefix import KERNEL, QUOTED, USER_SPACE, origin
-from sentinel.cli.decode import decode
+from sentinel.cli.decode import _NEAREST, decode, runbook
 
 LINE = "NVRM: Xid (PCI:0019:01:00): 119, pid=611, name=python3, Timeout after 45s of waiting for RPC response from GPU3 GSP!"
 JOURNAL = {"_TRANSPORT": "kernel", "SYSLOG_IDENTIFIER": "kernel", "PRIORITY": "4"}
@@ -39,7 +40,7 @@ def said(decoded: Decoded) -> tuple[str, str, int]:
 )  # fmt: skip
 def test_who_wrote_it(prefix: str, who: str) -> None:
     """What stands before a message says whether the kernel wrote it, user space did, or somebody quotes it."""
-    assert origin(prefix) == who
+    assert origin(prefix).author == who
     decoded = decode_text(prefix + LINE)
     assert bool(decoded.findings) == (who == KERNEL)
     assert decoded.skipped == ({} if who == KERNEL else {who: 1})
@@ -221,3 +222,68 @@ def test_utf16() -> None:
     """What a PowerShell redirect wrote is read."""
     result = CliRunner().invoke(decode, ["--json", "-"], input=(LINE + "\r\n").encode("utf-16"))
     assert json.loads(result.output)["verdict"]["action"] == "reset_gpu"
+
+
+class TestManyHosts:
+    """One address is another GPU on every host."""
+
+    UP = "NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+    @pytest.mark.parametrize("way", ["Mar  4 05:06:07 {} kernel: {}", "{}: [ 12.5] {}", "{}.log:[ 12.5] {}"])
+    def test_a_recovery_is_its_own_hosts(self, way: str) -> None:
+        """A recovery on one host does not take back the fault of a GPU at the same address on another."""
+        text = f"{way.format('t07', LINE)}\n{way.format('t08', self.UP)}\n"
+        assert said(decode_text(text)) == ("fatal", "reset_gpu", 1)
+        assert said(decode_text(text.replace("t08", "t07"))) == ("info", "undrain", 0)
+        both = decode_text(text.replace(self.UP, LINE))
+        assert said(both) == ("fatal", "reset_gpu", 2)
+        assert len({f.component.node for f in both.findings}) == 2
+
+    def test_records(self) -> None:
+        """A journal record's host counts."""
+        records = [json.dumps({**JOURNAL, "_HOSTNAME": h, "MESSAGE": m}) for h, m in (("t07", LINE), ("t08", self.UP))]
+        assert said(decode_text("\n".join(records))) == ("fatal", "reset_gpu", 1)
+
+    def test_a_tool_on_a_rack(self) -> None:
+        """``pdsh nvidia-smi -q``: a healthy tray does not hide a sick one, in either order, even line by line in turns."""
+        row = "    GPU Recovery Action                   : {}"
+        head = ["GPU 00000019:01:00.0", "    Product Name      : NVIDIA GB200"]
+        outputs = {"t07": [*head, row.format("Reset")], "t08": [*head, row.format("None")]}
+        for order in (("t07", "t08"), ("t08", "t07")):
+            one_by_one = "\n".join(f"{h}: {line}" for h in order for line in outputs[h])
+            in_turns = "\n".join(f"{h}: {outputs[h][i]}" for i in range(3) for h in order)
+            for text in (one_by_one, in_turns):
+                assert [(f.check, f.component.node) for f in decode_text(text).findings] == [("gpu.recovery_action", "t07")]
+
+    @pytest.mark.parametrize(
+        "carrier",
+        ["[pod/probe-x2f4k/main] {}", "2026-03-04T05:06:07.123456789Z {}", "2026-03-04T05:06:07.1Z stdout F {}", "probe-1  | {}",
+         "Mar 04 05:06:07 {}", "[pod/probe-x2f4k/main] 2026-03-04T05:06:07.1Z {}"],
+    )  # fmt: skip
+    def test_whatever_carried_a_tools_output(self, carrier: str) -> None:
+        """A tool's output is read through what kubectl, containerd, compose or ts put before each line, and as Docker's JSON."""
+        lines = ["GPU 00000019:01:00.0", "    Fabric", "        State       : Completed", "        Status      : Timeout", ""]
+        wanted = said(decode_text("\n".join(lines)))
+        assert wanted[0] == "fatal"
+        assert said(decode_text("\n".join(carrier.format(line) for line in lines))) == wanted
+        docker = "\n".join(json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026"}) for line in lines)
+        assert said(decode_text(docker)) == wanted
+
+    def test_pairs_are_no_hosts(self) -> None:
+        """``key: value`` lines have no host before them."""
+        assert said(decode_text("errorCode: DCGM_FR_NVLINK_DOWN\nisFatal: true\n")) == ("info", "none", 0)
+
+
+def test_a_page_for_every_warning() -> None:
+    """A warning that the policy only notes names the nearest runbook, one that exists; what asks for nothing names none."""
+    pages = {p.stem for p in (Path(__file__).parents[2] / "runbooks").glob("*.md")}
+    assert {page for _, page in _NEAREST} <= pages
+    for text, page in (
+        ("NVRM: Xid (PCI:0019:01:00): 94, pid=611, Contained: SM (0x1). RST: No, D-RST: No", "gpu-degraded"),
+        ("mlx5_core 0000:03:00.0: Port module event[error]: module 0, Cable error, Bus stuck (I2C or data shorted)", "nic-fatal"),
+        ("NVRM: API mismatch: the client has the version 580.65.06, but", "driver-upgrade"),
+        ("Failed to initialize NVML: GPU access blocked by the operating system", "monitor"),
+        ("NVRM: Xid (PCI:0019:01:00): 43, pid=611, Ch 00000001", "app-fault"),
+        ("NVRM: Xid (PCI:0019:01:00): 63, Row Remapper: New row marked for remapping", ""),
+    ):
+        assert [runbook(f) for f in decode_text(text).findings] == [page], text
