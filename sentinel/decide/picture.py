@@ -13,44 +13,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
-
-import msgspec
+from typing import NamedTuple
 
 from sentinel.decide.conditions import Conditions
-from sentinel.decide.events import AnyEffect, AnyInstruction, Effect, Forget, Record, Restored
+from sentinel.decide.events import Restored
 from sentinel.decide.moves import gentle
 from sentinel.decide.policy import Policy, Rulebook
 from sentinel.decide.topology import Topology
+from sentinel.decide.written import ENDED, Written, effect_key, with_step
 from sentinel.model import (
     Component,
-    Drain,
     DrainState,
+    Finding,
     Fleet,
     Hold,
-    Incident,
     Pool,
     Response,
     Role,
-    Routes,
-    Step,
     Worker,
     WorkerState,
     gpu_component,
 )
 
-HISTORY = 120  # steps kept per incident and drain: enough for days of folding, bounded in the store
-ENDED = (DrainState.DONE, DrainState.CANCELLED)
+__all__ = ["ENDED", "NodeView", "Picture", "Shadow", "WorkerView", "effect_key", "with_step"]
 
-Noun = TypeVar("Noun", Incident, Drain)
-
-
-def with_step(value: Noun, step: Step) -> Noun:
-    """Append one step; the first ten and the latest ones are kept when history grows past its bound."""
-    history: tuple[Step, ...] = (*value.history, step)
-    if len(history) > HISTORY:
-        history = (*history[:10], *history[-(HISTORY - 10) :])
-    return msgspec.structs.replace(value, history=history)
+SERVES = (WorkerState.ACTIVE, WorkerState.CORDONED)
 
 
 @dataclass
@@ -74,6 +61,13 @@ class Shadow(NamedTuple):
     doubtful: bool
 
 
+class Aside(NamedTuple):
+    """What was found on a node during its maintenance window, and counts for nothing; soft."""
+
+    finding: Finding
+    at: float
+
+
 @dataclass
 class WorkerView:
     """What is known of a worker beyond its configuration: soft."""
@@ -86,36 +80,25 @@ class WorkerView:
     looked_at: float = 0.0
 
 
-class Picture:
+class Picture(Written):
     def __init__(self, policy: Policy) -> None:
+        super().__init__()
         self.policy = policy
         self.rules = Rulebook(policy)
         self.fleet = Fleet()
         self.topology = Topology()
         self.workers: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
-        self.incidents: dict[str, Incident] = {}
-        self.drains: dict[str, Drain] = {}
-        self._by_node: dict[str, dict[str, None]] = {}  # node → ids of the incidents about it, in order
-        self._open: dict[str, str] = {}  # worker → its open drain
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
-        self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
-        self.holds: dict[str, Hold] = {}
-        self.routes = Routes()
         self.nodes: dict[str, NodeView] = {}
         self.views: dict[str, WorkerView] = {}
         self.conditions = Conditions(policy.hysteresis)
         self.would: dict[str, tuple[float, str]] = {}  # what the mode forbids and no incident is about → when last, and why
         self.shadows: dict[str, Shadow] = {}  # worker → what would have taken it out, where the mode forbids it
         self.deaf = False  # so many nodes are silent that the fault must be on this side (as of the last tick)
-        self.outstanding: dict[str, str] = {}  # key → id of the effects that have not ended
+        self.set_aside: dict[str, dict[tuple[Component, str], Aside]] = {}  # node in a maintenance window → what was found there
+        self.to_look_at: dict[str, list[Finding]] = {}  # node whose window has ended → what was still reported then
         self.standby_up: set[str] = set()  # standby workers that were started
-        self.epoch = 0
-        self.now = 0.0
-        self.cause = ""
-        self._counter = 0
-        self._records: dict[tuple[str, str], Record | Forget] = {}
-        self._effects: list[AnyEffect] = []
 
     def use_policy(self, policy: Policy) -> None:
         self.policy = policy
@@ -123,103 +106,6 @@ class Picture:
         self.conditions.hysteresis = policy.hysteresis
         self.shadows.clear()  # judged anew on the next tick
         self._changed = None  # what a worker is worth in the route table may depend on it
-
-    # -- saying what to do ------------------------------------------------------------------------------------------
-
-    def begin(self, cause: str, at: float) -> None:
-        self.cause, self.now = cause, at
-        self._records.clear()
-        self._effects.clear()
-
-    def take(self) -> list[AnyInstruction]:
-        return [*self._records.values(), *self._effects]
-
-    def new_id(self, prefix: str) -> str:
-        self._counter += 1
-        return f"{prefix}-{self.epoch}-{self._counter}"
-
-    def put_incident(self, incident: Incident) -> Incident:
-        before = self.incidents.get(incident.id)
-        if before is None or (before.culprit, before.scope) != (incident.culprit, incident.scope):
-            gone = _nodes(before) - _nodes(incident) if before is not None else set()
-            self._unplace(incident.id, gone)
-            self._place(incident)
-        self.incidents[incident.id] = incident
-        self._record("incident", incident.id, incident)
-        return incident
-
-    def put_drain(self, drain: Drain) -> Drain:
-        self.drains[drain.id] = drain
-        if drain.state not in ENDED:
-            self._open[drain.worker] = drain.id
-        elif self._open.get(drain.worker) == drain.id:
-            del self._open[drain.worker]
-        self._touch(drain.worker)
-        self._record("drain", drain.id, drain)
-        return drain
-
-    def put_hold(self, hold: Hold) -> None:
-        self.holds[hold.target] = hold
-        self._record("hold", hold.target, hold)
-
-    def put_routes(self, routes: Routes) -> None:
-        self.routes = routes
-        self._record("routes", "routes", routes)
-
-    def drop_hold(self, target: str) -> None:
-        if self.holds.pop(target, None):
-            self._forget("hold", target)
-
-    def drop_incident(self, incident_id: str) -> None:
-        incident = self.incidents.pop(incident_id, None)
-        if incident:
-            self._unplace(incident_id, _nodes(incident))
-            self._forget("incident", incident_id)
-
-    def drop_drain(self, drain_id: str) -> None:
-        drain = self.drains.pop(drain_id, None)
-        if drain:
-            if self._open.get(drain.worker) == drain_id:
-                del self._open[drain.worker]
-            self._touch(drain.worker)
-            self._forget("drain", drain_id)
-
-    def effect(self, effect: AnyEffect) -> None:
-        """Emit once: while an effect is outstanding, no other try under the same key is."""
-        key = effect_key(effect)
-        if key not in self.outstanding:
-            self.outstanding[key] = effect.id
-            self._effects.append(effect)
-
-    def _record(self, kind: str, key: str, value: Incident | Drain | Hold | Routes) -> None:
-        self._records.pop((kind, key), None)
-        self._records[(kind, key)] = Record(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key, value=value)  # type: ignore[arg-type]
-
-    def _forget(self, kind: str, key: str) -> None:
-        self._records.pop((kind, key), None)
-        self._records[(kind, key)] = Forget(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key)  # type: ignore[arg-type]
-
-    def ended(self, effect_id: str) -> bool:
-        """Take an effect off the outstanding ones; False when nobody waits for it."""
-        key = effect_key(effect_id)
-        if self.outstanding.get(key) != effect_id:
-            return False
-        del self.outstanding[key]
-        return True
-
-    def _touch(self, worker: str) -> None:
-        if self._changed is not None:
-            self._changed.add(worker)
-
-    @property
-    def stale(self) -> bool:
-        """Whether something that the route table is made of has changed since it was last asked for."""
-        return self._changed is None or bool(self._changed)
-
-    def take_changed(self) -> set[str] | None:
-        """Workers whose row may have changed since the last call; None: any of them."""
-        changed, self._changed = self._changed, set()
-        return changed
 
     # -- reading the picture ----------------------------------------------------------------------------------------
 
@@ -238,7 +124,7 @@ class Picture:
         if event.routes:
             self.routes = event.routes
             states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
-            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) is WorkerState.ACTIVE}
+            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in SERVES}
         for incident in event.incidents:
             for finding in incident.findings:
                 self.conditions.restore(finding, still_open=incident.closed_at is None)
@@ -304,7 +190,7 @@ class Picture:
     def in_service_beside(self, target: str) -> list[str]:
         """Workers on the node of this written component that have traffic or may soon."""
         there = self.on_node(Component.parse(target).node)
-        return [w.name for w in there if self.state_of(w) in (WorkerState.ACTIVE, WorkerState.CORDONED)]
+        return [w.name for w in there if self.state_of(w) in SERVES]
 
     def on_node(self, node: str) -> list[Worker]:
         return self._there(node)
@@ -317,30 +203,6 @@ class Picture:
                 for name in {*worker.nodes, *(g.node for g in gpus), *map(str, gpus)}:
                     self._on.setdefault(name, []).append(worker)
         return self._on.get(place, [])
-
-    def open_drain(self, worker: str) -> Drain | None:
-        return self.drains.get(self._open.get(worker, ""))
-
-    def open_drains(self) -> list[Drain]:
-        return [self.drains[i] for i in list(self._open.values())]
-
-    def incidents_on(self, node: str) -> list[Incident]:
-        """The kept incidents, open or closed, whose culprit is this node or a part of it, or that it is in the scope of."""
-        return [self.incidents[i] for i in self._by_node.get(node, ())]
-
-    def _place(self, incident: Incident) -> None:
-        for node in sorted(_nodes(incident)):
-            self._by_node.setdefault(node, {})[incident.id] = None
-
-    def _unplace(self, incident_id: str, nodes: set[str]) -> None:
-        for node in nodes:
-            there = self._by_node.get(node, {})
-            there.pop(incident_id, None)
-            if not there:
-                self._by_node.pop(node, None)
-
-    def open_incidents(self) -> list[Incident]:
-        return [i for i in self.incidents.values() if i.closed_at is None]
 
     def state_of(self, worker: Worker) -> WorkerState:
         drain = self.open_drain(worker.name)
@@ -382,13 +244,3 @@ def _gpus(node: str, pcis: tuple[str, ...]) -> Iterator[Component]:
     for pci in pcis:
         with suppress(ValueError):  # a site's own probe may write there what it likes
             yield gpu_component(node, pci)
-
-
-def _nodes(incident: Incident) -> set[str]:
-    """Where its culprit is, and who else shows it; a worker, a domain or the fleet stands for itself."""
-    return {name.partition("/")[0] for name in (incident.culprit, *incident.scope)}
-
-
-def effect_key(effect: Effect | str) -> str:
-    """The idempotency key of an effect: what stands before ``#`` in its id."""
-    return (effect if isinstance(effect, str) else effect.id).partition("#")[0]

@@ -39,7 +39,7 @@ WRONG = [
     (SHIPPED.replace("[pace]", "[pase]"), r"policy: unknown key 'pase'; wanted 'pace'"),
     (SHIPPED.replace('mode = "enforce"', 'mode = "enforced"'), r"policy: mode: 'enforced'; wanted one of observe, advise, enforce"),
     (on_top(rule("site.a", "mine", "drain", "confrm = 2")), r"policy: rule 1 \(mine\): unknown key 'confrm'; wanted 'confirm'"),
-    (on_top(rule("site.a", "mine", "restart")), r"1 \(mine\): response: 'restart'; wanted one of none, steer, cordon, drain, evict"),
+    (on_top(rule("site.a", "x", "restart")), r"1 \(x\): response: 'restart'; wanted one of none, steer, cordon, drain, evict"),
     (on_top('[[rule]]\nchecks = ["site.a"]\nfault = "mine"\n'), r"policy: rule 1 \(mine\): response is missing"),
     (on_top('[[rule]]\nchecks = []\nfault = "mine"\nresponse = "none"\n'), r"1 \(mine\): checks is empty, so it can never match"),
     (on_top(rule("site.a", "mine", "drain", "certainty = 1.5")), r"rule 1 \(mine\): certainty: "),
