@@ -216,7 +216,11 @@ class Place(Base, frozen=True, kw_only=True, omit_defaults=True):
 class Report(Base, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent sends. ``seq`` rises by one per report within ``session`` (one run of the agent).
 
-    A report with ``snapshot`` carries every known state (present or not); others carry only what is new and of weight.
+    A report with ``snapshot`` carries every known state (present or not). One with ``same`` is a heartbeat: ``same`` is the
+    ``seq`` of a snapshot of this session that the controller holds, and what the heartbeat does not mention is as it was told
+    last, or was not measured again. It carries, where measured since they were last told, the states that are bad, those that the
+    controller watches (``Ack.watch``) and those that changed; workers, probes and place only when they changed. Others carry
+    only what is new and of weight.
     """
 
     node: str
@@ -230,14 +234,21 @@ class Report(Base, frozen=True, kw_only=True, omit_defaults=True):
     workers: tuple[WorkerSeen, ...] = ()
     probes: dict[str, bool | None] = {}  # probe → its last read succeeded; None: has not run yet
     place: Place | None = None  # with snapshots; None: nothing about it was measured
+    same: int = 0  # heartbeats only
 
 
 class Ack(Base, frozen=True, kw_only=True, omit_defaults=True):
-    """The controller's answer once everything the report caused is durable. ``want_snapshot``: send one now."""
+    """The controller's answer once everything the report caused is durable. ``want_snapshot``: send one now.
+
+    ``same``: the snapshot of this session that heartbeats may build on; 0: none, send snapshots. ``watch``: the node's states
+    (component, check) that the controller counts samples of, to be told whenever they are measured, fine ones too.
+    """
 
     session: str
     seq: int
     want_snapshot: bool = False
+    same: int = 0
+    watch: tuple[tuple[Component, str], ...] = ()
 
 
 class Command(Base, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,6 +22,7 @@ from enum import StrEnum
 from sentinel.decide.policy import Hysteresis, Rule
 from sentinel.model import Component, Finding, Kind, Response
 
+WATCHED_S = 3600.0  # after it was last bad, a state is still heard with every heartbeat for so long, then with snapshots only
 _REMEMBERED_EVENTS = 20_000  # ids of events already counted; bounded so that a storm cannot grow it
 
 
@@ -52,6 +53,7 @@ class Conditions:
     def __init__(self, hysteresis: Hysteresis) -> None:
         self.hysteresis = hysteresis
         self._all: dict[tuple[Component, str], Condition] = {}
+        self._of: dict[str, dict[tuple[Component, str], None]] = {}  # node → what was ever bad of it, in order
         self._events: OrderedDict[str, int] = OrderedDict()
 
     def get(self, component: Component, check: str) -> Condition | None:
@@ -80,7 +82,7 @@ class Conditions:
                 return Change.CLEARED
             return Change.NOTHING
         if condition is None:
-            condition = self._all[key] = Condition(finding)
+            condition = self._keep(key, Condition(finding))
         condition.finding = finding
         if condition.present and condition.rule is None:  # restored: an earlier leader has raised it
             condition.rule, condition.raised = rule, True
@@ -116,7 +118,7 @@ class Conditions:
             self._events.popitem(last=False)
         known = self._all.get(key)
         since = known.since if known and known.present else at
-        self._all[key] = Condition(finding, present=True, bad=1, since=since, measured_at=at, bad_at=at)
+        self._keep(key, Condition(finding, present=True, bad=1, since=since, measured_at=at, bad_at=at))
         if counted is not None:
             return Change.AGAIN
         return Change.AGAIN if known and known.present else Change.RAISED
@@ -126,7 +128,19 @@ class Conditions:
         if finding.kind is Kind.EVENT:
             self._events[finding.id] = finding.count
         elif still_open:
-            self._all[(finding.component, finding.check)] = Condition(finding, present=True, since=finding.at, bad_at=finding.at)
+            key = (finding.component, finding.check)
+            self._keep(key, Condition(finding, present=True, since=finding.at, bad_at=finding.at))
+
+    def watch(self, node: str, now: float) -> dict[tuple[Component, str], bool]:
+        """The node's states of which a fine sample counts for something, and whether it is needed soon: while the state is bad,
+        is being confirmed, or may be asked whether it is clean since a repair."""
+        found = ((key, self._all[key]) for key in self._of.get(node, ()))
+        return {key: c.present or c.bad > 0 or now - c.bad_at < WATCHED_S for key, c in found}
+
+    def _keep(self, key: tuple[Component, str], condition: Condition) -> Condition:
+        self._all[key] = condition
+        self._of.setdefault(key[0].node, {})[key] = None
+        return condition
 
     def _flaps(self, condition: Condition, at: float) -> bool:
         """Whether it has come and gone so often lately that being fine for a moment says nothing."""
@@ -135,6 +149,12 @@ class Conditions:
             return False
         often = len(condition.came) >= memory.flap_count and at - condition.came[0] <= memory.flap_window
         return often and at - condition.bad_at < memory.flap_hold
+
+    def anew(self, component: Component) -> None:
+        """What is still so there counts from its next sample as if it had just been found; that it has come before is no flapping."""
+        for condition in self.under(component):
+            if condition.finding.kind is Kind.STATE:
+                condition.raised, condition.bad = False, 0
 
     def quiet_since(self, finding: Finding) -> float:
         """Since when a finding of an incident has been measured fine, or has not happened again; inf: it stands."""

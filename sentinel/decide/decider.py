@@ -27,6 +27,7 @@ from sentinel.decide.events import (
     Asked,
     Done,
     FleetLoaded,
+    Heard,
     PolicyLoaded,
     Reported,
     Restored,
@@ -35,6 +36,7 @@ from sentinel.decide.events import (
 )
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.mode import Modes
+from sentinel.decide.old import Old
 from sentinel.decide.past import Past
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
@@ -46,9 +48,7 @@ from sentinel.decide.silence import Silence
 from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Drain, DrainState, Finding, Incident, Kind, Report, Urgency, WorkerState
-
-KEEP_CLOSED = 2000  # closed incidents that stay readable: a check that flaps all day must not fill the store
+from sentinel.model import Component, Drain, DrainState, Finding, Incident, Kind, Report, Urgency, WorkerState
 
 
 class Decider:
@@ -73,8 +73,8 @@ class Decider:
         attribution.respond = self.responses.respond
         self.correlation = Correlation(signs, attribution)
         self.people = People(self.p, self.drains, self.incidents)
+        self.old = Old(self.p, self.drains)
         self._restored = False
-        self._gone: dict[str, float] = {}  # open drain → since when its worker is not configured
         self._owed: list[AnyInstruction] = []  # decided by an event that then failed: told with the next one
 
     def handle(self, event: AnyEvent) -> list[AnyInstruction]:
@@ -104,6 +104,9 @@ class Decider:
                 self._restored = True
             case Reported():
                 self._reported(event.report)
+            case Heard():
+                for node in event.nodes:
+                    self._heard(node)
             case Watched():
                 self._watched(event)
             case Done():
@@ -121,6 +124,10 @@ class Decider:
     def explain(self, target: str) -> dict[str, Any]:
         return explain.explain(self.p, target)
 
+    def watch(self, node: str) -> dict[tuple[Component, str], bool]:
+        """The node's states of which a sample can change anything, and whether it must be heard with every heartbeat."""
+        return self.p.conditions.watch(node, self.p.now)
+
     def held_back(self) -> frozenset[str]:
         """Workers that doubt would take out of service and a budget keeps in."""
         return self.waiting.workers("budget")
@@ -129,13 +136,11 @@ class Decider:
 
     def _reported(self, report: Report) -> None:
         node = report.node
-        view = self.p.nodes.setdefault(node, NodeView(heard_at=self.p.now))
-        for fine in self.silence.heard(node):
-            self._found(fine)
+        view = self._heard(node)
         if view.boot_id and report.boot_id and view.boot_id != report.boot_id:
             self._rebooted(node)
             self.p.topology.rebooted(node)
-        view.heard_at, view.reported, view.version = self.p.now, True, report.version or view.version
+        view.version = report.version or view.version
         view.boot_id = report.boot_id or view.boot_id
         view.clock_off_s = report.at - self.p.now
         view.probes = report.probes or view.probes
@@ -152,6 +157,13 @@ class Decider:
                 self._found(finding)
         for found in self.past.judge(node, report.findings):
             self._found(found)
+
+    def _heard(self, node: str) -> NodeView:
+        view = self.p.nodes.setdefault(node, NodeView(heard_at=self.p.now))
+        for fine in self.silence.heard(node):
+            self._found(fine)
+        view.heard_at, view.reported = self.p.now, True
+        return view
 
     def _rebooted(self, node: str) -> None:
         """Kernel events of the last boot are over; what is still wrong will be reported again."""
@@ -199,7 +211,7 @@ class Decider:
         self.capacity.shortage.ask()
         self.spare.tell()
         self._tend_incidents()
-        self._forget_old()
+        self.old.forget()
 
     # -- from a finding to a decision ---------------------------------------------------------------------------------
 
@@ -290,23 +302,3 @@ class Decider:
 
     def _due(self, incident: Incident, rule: Rule) -> bool:
         return self.p.now - incident.opened_at >= rule.page_after
-
-    def _forget_old(self) -> None:
-        timing = self.p.policy.timing
-        for hold in [h for h in self.p.holds.values() if h.until is not None and h.until <= self.p.now]:
-            self.p.drop_hold(hold.target)
-        closed = sorted((i for i in self.p.incidents.values() if i.closed_at is not None), key=lambda i: i.closed_at or 0.0)
-        for number, incident in enumerate(closed):
-            if len(closed) - number > KEEP_CLOSED or self.p.now - (incident.closed_at or 0.0) > timing.keep_closed:
-                self.p.drop_incident(incident.id)
-        for drain in self.p.open_drains():
-            since = self._gone.get(drain.id, self.p.now) if drain.worker not in self.p.workers else None
-            if since is not None and self.p.now - since > timing.keep_closed:  # not a slip with an older file: it is gone
-                self.drains.drop(drain, f"{drain.worker} has not been in the configuration for {timing.keep_closed / 3600:g} h")
-                since = None
-            if since is None:
-                self._gone.pop(drain.id, None)
-            else:
-                self._gone[drain.id] = since
-        for drain in [d for d in self.p.drains.values() if d.state in ENDED and self.p.now - d.since > timing.repair_memory]:
-            self.p.drop_drain(drain.id)

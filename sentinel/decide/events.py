@@ -56,6 +56,12 @@ class Reported(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     report: Report
 
 
+class Heard(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Nodes that reported since the last of these and had nothing to say: they are there."""
+
+    nodes: tuple[str, ...]
+
+
 class Watched(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """The controller's own look at one worker over the network. ``reachable`` None: could not tell."""
 
@@ -89,7 +95,7 @@ class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     until: float | None = None
 
 
-AnyEvent = FleetLoaded | PolicyLoaded | Restored | Reported | Watched | Tick | Done | Asked
+AnyEvent = FleetLoaded | PolicyLoaded | Restored | Reported | Heard | Watched | Tick | Done | Asked
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Instructions

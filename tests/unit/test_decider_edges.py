@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.decider import KEEP_CLOSED
 from sentinel.decide.events import AwaitIdle, Deroute, Repair, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.old import KEEP_CLOSED
 from sentinel.decide.policy import default_policy_text, load_policy
 from sentinel.model import (
     Action,
