@@ -266,12 +266,11 @@ def _tray(place: Place) -> list[tuple[str, int, int | None]]:
 
 
 def _index(table: dict[Key, set[str]], node: str, before: Iterable[Key], now: list[Key]) -> set[str]:
-    """Put a node under its keys and take it from those it has left. Returns who shares, or shared, one of them with it."""
+    """Put a node under its keys and take it from those it has left. Returns who shares one of them with it."""
     shared: set[str] = set()
     for key in before:
         if key in table and key not in now:
             table[key].discard(node)
-            shared |= table[key]
             if not table[key]:
                 del table[key]
     for key in now:

@@ -157,6 +157,9 @@ class TestKnowing:
         assert len(site.at.reported("t01").gpus) == 4, "the first report of a boot may come before the GPUs were looked at"
         site.hear("t01", gpus=gpus("GPU-t01-0"))
         assert [g.uuid for g in site.at.reported("t01").gpus] == ["GPU-t01-0"]
+        site.hear("t01", gpus=gpus("GPU-t01-0", "GPU-t01-1"))
+        site.hear("t01", gpus=gpus("GPU-t01-0"))
+        assert len(site.at.reported("t01").gpus) == 2, "later in the same boot it is only not measured"
 
     def test_a_node_that_left_is_forgotten(self) -> None:
         """A node that is no longer configured is in no domain, has no address, and contradicts nobody."""
@@ -202,8 +205,8 @@ class TestContradictions:
             site.hear(node, chassis="S1" if node < "t1" else "S2")
         site.hear("t03", chassis="S2")
         assert site.standing() == {
-            ("t03", "topology.drift"): "t03 does not stand where the configuration says: it reports chassis S2, which is rack b01, and "
-            "t01, t02 of its rack a01 report S1."
+            ("t03", "topology.drift"): "t03 does not stand where the configuration says: "
+            "it reports chassis S2, which is rack b01, and t01, t02 of its rack a01 report S1."
         }
         site.hear("t03", chassis="S1")
         assert not site.standing()
@@ -292,6 +295,19 @@ class TestContradictions:
         site.hear("t02")
         site.round("t01", seconds=CLAIM_S + 1)
         site.hear("t02", gpus=gpus("GPU-t01-0"))
+        site.round()
+        site.round()
+        assert set(site.standing()) == {("t01", "topology.duplicate_gpu"), ("t02", "topology.duplicate_gpu")}
+
+    def test_one_of_two_claims_may_come_and_go(self) -> None:
+        """With one of them silent there is no dispute; when it speaks again there is, and both are told."""
+        site = Site()
+        site.hear("t01")
+        site.hear("t02", gpus=gpus("GPU-t01-0"))
+        site.round("t01", seconds=CLAIM_S + 1)
+        for _ in range(10):
+            site.round("t01")
+        assert not site.found["t02", "topology.duplicate_gpu"].present
         site.round()
         site.round()
         assert set(site.standing()) == {("t01", "topology.duplicate_gpu"), ("t02", "topology.duplicate_gpu")}
