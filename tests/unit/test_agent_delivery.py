@@ -17,7 +17,7 @@ from aiohttp import web
 from sentinel.agent.assembly import Agent
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import Duration
-from sentinel.model import Ack, Command, CommandResult, Component, Finding, Kind, Reading, Report, Severity
+from sentinel.model import Ack, Command, CommandResult, Component, Finding, Kind, Place, Reading, Report, Severity
 
 Answer = Callable[[Report], web.StreamResponse | None]
 
@@ -146,6 +146,18 @@ async def test_news_goes_out_at_once_and_snapshots_follow(tmp_path: Path) -> Non
         await until(lambda: len([r for r in controller.reports if r.snapshot]) >= 3)
     assert [r.seq for r in controller.reports] == list(range(1, len(controller.reports) + 1))
     assert len({r.session for r in controller.reports}) == 1
+
+
+async def test_a_snapshot_says_where_the_node_stands(tmp_path: Path) -> None:
+    """The place goes with snapshots and not with news; it is read below the procfs root of the settings."""
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/hostname").write_text("tray-01.example.net\n")
+    probe = Scripted()
+    async with Controller().serving() as controller, agent(tmp_path, controller.url, probe=probe, proc=tmp_path / "proc"):
+        probe.next = [event("e1")]
+        await until(lambda: controller.findings and any(r.snapshot for r in controller.reports))
+        for report in controller.reports:
+            assert (report.place == Place(addresses=("tray-01.example.net", "tray-01"))) is report.snapshot
 
 
 async def test_the_controller_gets_a_snapshot_when_it_asks(tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ class TestBounds:
         c = bounds.bounded(bounds.decode(body(odd))).findings[0].component
         assert type(c).parse(str(c)) == c
 
+    def test_a_place_is_no_larger_than_a_node(self) -> None:
+        """Names are cut, lists end, and a GPU at what is no PCI address is left out."""
+        big = "x" * 1_000_000
+        gpus = [{"pci": big}, {"pci": "0009:01:00.0", "uuid": big}, *({"pci": f"{n:04x}:01:00.0"} for n in range(1000))]
+        place = {"chassis": big, "domain": big, "gpus": gpus, "ports": [big] * 1000, "addresses": [big] * 1000}
+        small = bounds.bounded(bounds.decode(body(place=place)))
+        assert len(msgspec.json.encode(small)) < 50_000
+        assert small.place is not None
+        assert small.place.gpus[0].pci == "0009:01:00.0"
+        assert bounds.bounded(small) == small
+
     def test_an_ordinary_report_is_left_as_it_is(self) -> None:
         """What is within its bounds is not touched."""
         report = bounds.decode(body(FINDING, FINDING | {"present": False}, probes={"gpu": True}, workers=[{"worker": "decode-1"}]))

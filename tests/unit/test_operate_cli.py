@@ -19,7 +19,7 @@ import pytest_asyncio
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy import default_policy
-from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
+from sentinel.model import Action, Finding, GpuPlace, Kind, Place, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack
 
@@ -112,6 +112,22 @@ class TestLooking:
         incident = json.loads(listed.out)[0]["id"]
         assert "decode-1" in (await site.run("explain", incident)).out
         assert incident in (await site.run("incidents")).out
+
+    async def test_topology_shows_what_shares_what(self, site: Site) -> None:
+        """Rack, domain, tray, node and ranks of what was reported; what nobody said is said to be so; --json is for scripts."""
+        gpus = tuple(GpuPlace(pci=p, uuid=f"GPU-{i}") for i, p in enumerate(PCIS))
+        place = Place(chassis="S1", tray=3, gpus=gpus, ports=("mlx5_0",))
+        report = Report(node="t03", session="s", seq=1, at=time.time(), snapshot=True, place=place)
+        assert (await site.caller.post("/v1/report", json.loads(msgspec.json.encode(report)), who="t03"))[0] == 200
+        shown = await site.run("topology")
+        assert shown.code == 0, shown.err
+        (row,) = [line.split() for line in shown.out.splitlines() if " t03 " in line and "S1" in line]
+        assert row == ["S1", "rack-1", "3", "t03", "4", "decode-1", "0-3"]
+        for part in ("0-3 on t01, 4-7 on t02", "nobody said: leaf of mlx5_0 of t03", "nobody said: rack of t01, t02, t04, t05, t06 and 2 more"):
+            assert part in shown.out
+        told = json.loads((await site.run("topology", "--json")).out)
+        assert next(n for n in told["nodes"] if n["node"] == "t03")["gpus"][PCIS[3]] == "GPU-3"
+        assert next(w for w in told["workers"] if w["worker"] == "decode-1")["ranks"][0] == f"t03/gpu@{PCIS[0]}"
 
     async def test_explain_an_unknown_name_says_what_is_close(self, site: Site) -> None:
         """A misspelt name ends with 1 and names the right one."""
