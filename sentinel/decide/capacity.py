@@ -18,7 +18,7 @@ from sentinel.decide.shortage import Shortage
 from sentinel.decide.standby import Standbys
 from sentinel.decide.table import Table
 from sentinel.decide.worth import IN_SERVICE, NEAR, roles_of
-from sentinel.model import Pool, Role, RoutePool, Routes, Worker
+from sentinel.model import Pool, Role, RouteEntry, RoutePool, Routes, Worker
 
 
 class Capacity:
@@ -48,12 +48,12 @@ class Capacity:
                     seen[key] = seen.get(key, self.table.ready[key]) - self.table.worth(worker) + (view.load or 0)
         weights = {r.pool: r.weight for r in self.p.routes.pools}
         before, self._demand = self._demand, {}
-        for key in seen:
+        for key, sessions in seen.items():
             pool = self.p.pools.get(key[0])
             if weights.get(key[0], 1.0) >= 1.0 or pool is None or not pool.primary:
-                self._demand[key] = seen[key]
+                self._demand[key] = sessions
             elif key in before:
-                self._demand[key] = max(before[key], seen[key])
+                self._demand[key] = max(before[key], sessions)
 
     def needs(self, pool: str, role: Role) -> float | None:
         """Sessions that a role has to carry, headroom included; None: not measured."""
@@ -86,14 +86,14 @@ class Capacity:
     def refresh(self) -> None:
         """Bring the table up to date; publish when it differs from the last one."""
         self.table.refresh()
-        self.table.touched = False
+        news = self.table.take_news()
         weights = self._weights()
         pools = tuple(
             RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=self.table.rows(name))
             for name in self.p.pools
         )
         if pools != self.p.routes.pools:
-            why = self._difference(pools)
+            why = self._difference(pools, news)
             # From the clock where it is ahead, so that a store that lost its data does not send versions backwards.
             version = max(self.p.routes.version + 1, int(self.p.now * 1000))
             self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools))
@@ -174,12 +174,12 @@ class Capacity:
             since = self._needed_at.setdefault(worker.pool, self.p.now)
             self.standbys.retire(worker, since, "has carried no traffic" if not primary else "has been whole without it")
 
-    def _difference(self, pools: tuple[RoutePool, ...]) -> str:
+    def _difference(self, pools: tuple[RoutePool, ...], news: list[RouteEntry] | None) -> str:
         """What changed against the last table, in words."""
         old_weight = {r.pool: r.weight for r in self.p.routes.pools}
         old_rows = {r.pool: r.workers for r in self.p.routes.pools}
-        changes = []
-        for pool in pools:
+        changes = [f"{e.worker} {e.state.value}" for e in news or ()]
+        for pool in pools if news is None else ():
             before = old_rows.get(pool.pool, ())
             if len(before) == len(pool.workers) and before is not pool.workers:
                 pairs = zip(pool.workers, before, strict=True)  # a row that did not change is the same object

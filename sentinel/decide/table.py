@@ -20,6 +20,7 @@ class Table:
     def __init__(self, picture: Picture) -> None:
         self.p = picture
         self.touched = False  # something was folded in since the table was last published
+        self._news: dict[str, RouteEntry] | None = None  # the rows that changed since then; None: any of them
         self.regular: dict[Share, float] = defaultdict(float)  # configured capacity, standbys left out
         self.ready: dict[Share, float] = defaultdict(float)  # what is given, started standbys included
         self.groups: dict[Share, int] = defaultdict(int)  # configured workers, standbys left out
@@ -50,6 +51,13 @@ class Table:
             for role in roles_of(worker):
                 self.ready[worker.pool, role] += _takes(row) - _takes(old)
             self._put(worker.pool, row)
+            if self._news is not None:
+                self._news[worker.name] = row
+
+    def take_news(self) -> list[RouteEntry] | None:
+        """The rows that changed since the last call, for whoever publishes them; None: any of them may have."""
+        news, self._news, self.touched = self._news, {}, False
+        return None if news is None else list(news.values())
 
     def rows(self, pool: str) -> tuple[RouteEntry, ...]:
         if pool not in self._pools:
@@ -76,6 +84,7 @@ class Table:
         return known
 
     def _rebuild(self) -> None:
+        self._news = None
         for sums in (self.regular, self.ready):
             sums.clear()
         self.groups.clear()
