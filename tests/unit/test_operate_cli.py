@@ -123,8 +123,9 @@ class TestLooking:
         assert shown.code == 0, shown.err
         (row,) = [line.split() for line in shown.out.splitlines() if " t03 " in line and "S1" in line]
         assert row == ["S1", "rack-1", "3", "t03", "4", "decode-1", "0-3"]
-        for part in ("0-3 on t01, 4-7 on t02", "nobody said: leaf of mlx5_0 of t03", "nobody said: rack of t01, t02, t04, t05, t06 and 2 more"):
-            assert part in shown.out
+        assert "0-3 on t01, 4-7 on t02" in shown.out
+        assert "nobody said: leaf of mlx5_0 of t03" in shown.out
+        assert "nobody said: rack of t01, t02, t04, t05, t06 and 2 more" in shown.out
         told = json.loads((await site.run("topology", "--json")).out)
         assert next(n for n in told["nodes"] if n["node"] == "t03")["gpus"][PCIS[3]] == "GPU-3"
         assert next(w for w in told["workers"] if w["worker"] == "decode-1")["ranks"][0] == f"t03/gpu@{PCIS[0]}"
