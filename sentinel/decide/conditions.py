@@ -151,7 +151,7 @@ class Conditions:
         return often and at - condition.bad_at < memory.flap_hold
 
     def anew(self, component: Component) -> None:
-        """What is still so there counts from its next sample as if it had just been found; that it has come before is no flapping."""
+        """What is still so there counts from its next sample as if it had just been found; it has not flapped."""
         for condition in self.under(component):
             if condition.finding.kind is Kind.STATE:
                 condition.raised, condition.bad = False, 0

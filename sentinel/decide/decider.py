@@ -35,11 +35,14 @@ from sentinel.decide.events import (
     Watched,
 )
 from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.leaving import Leaving
+from sentinel.decide.maintenance import Maintenance
 from sentinel.decide.mode import Modes
 from sentinel.decide.old import Old
 from sentinel.decide.past import Past
 from sentinel.decide.people import People
 from sentinel.decide.picture import ENDED, NodeView, Picture
+from sentinel.decide.planned import not_expected_up
 from sentinel.decide.policy import Policy, Rule
 from sentinel.decide.reload import take_policy
 from sentinel.decide.respond import Responses
@@ -48,7 +51,7 @@ from sentinel.decide.silence import Silence
 from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Component, Drain, DrainState, Finding, Incident, Kind, Report, Urgency, WorkerState
+from sentinel.model import Component, Drain, Finding, Incident, Kind, Report, Urgency
 
 
 class Decider:
@@ -72,8 +75,10 @@ class Decider:
         attribution = Attribution(signs, self.drains, waiting=self.waiting, systemic=self.systemic)
         attribution.respond = self.responses.respond
         self.correlation = Correlation(signs, attribution)
-        self.people = People(self.p, self.drains, self.incidents)
-        self.old = Old(self.p, self.drains)
+        self.maintenance = Maintenance(self.p, self.drains)
+        self.people = People(self.p, self.drains, self.incidents, self.maintenance)
+        self.leaving = Leaving(self.p, self.incidents, self.drains)
+        self.old = Old(self.p)
         self._restored = False
         self._owed: list[AnyInstruction] = []  # decided by an event that then failed: told with the next one
 
@@ -94,9 +99,11 @@ class Decider:
                 take_policy(self.p, self.incidents, self.waiting, self.systemic, event.text)
             case FleetLoaded():
                 self.p.load_fleet(event.fleet)
+                self.leaving.come_again()
                 self.waiting.take_up()
             case Restored():
                 self.p.restore(event)
+                self.leaving.come_again()
                 self.past.restore()
                 self.correlation.restore()
                 self.drains.pace.restore()
@@ -113,6 +120,7 @@ class Decider:
                 self._done(event)
             case Asked():
                 self.people.asked(event)
+                self._maintained()
             case Tick():
                 self._tick()
         if self._restored and (self.capacity.stale or isinstance(event, Tick)):
@@ -126,7 +134,7 @@ class Decider:
 
     def watch(self, node: str) -> dict[tuple[Component, str], bool]:
         """The node's states of which a sample can change anything, and whether it must be heard with every heartbeat."""
-        return self.p.conditions.watch(node, self.p.now)
+        return self.p.conditions.watch(node, self.p.now) | dict.fromkeys(self.p.set_aside.get(node, ()), True)
 
     def held_back(self) -> frozenset[str]:
         """Workers that doubt would take out of service and a budget keeps in."""
@@ -197,6 +205,8 @@ class Decider:
 
     def _tick(self) -> None:
         self.capacity.measure()
+        self.maintenance.tick()
+        self._maintained()
         for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick(), *self.capacity.shortage.tick()):
             self._found(finding)
         for ask in self.drains.tick():
@@ -211,17 +221,20 @@ class Decider:
         self.capacity.shortage.ask()
         self.spare.tell()
         self._tend_incidents()
+        self.leaving.tick()
         self.old.forget()
 
     # -- from a finding to a decision ---------------------------------------------------------------------------------
 
     def _found(self, finding: Finding) -> None:
         p = self.p
+        if self.maintenance.takes(finding):
+            return
         if not finding.present:
             p.conditions.fold(finding, p.now, 1, p.policy.timing.clear_confirm)
             return
         rule = p.rules.rule_for(finding)
-        if rule is None or self._not_expected_up(finding):
+        if rule is None or not_expected_up(p, finding):
             return
         change = p.conditions.fold(finding, p.now, rule.confirm, p.policy.timing.clear_confirm, rule)
         if change is Change.NOTHING:
@@ -229,6 +242,11 @@ class Decider:
         if finding.facts.get("history"):  # older than the agent's first look at this node: on record, never acted on
             return
         self._judge(rule, finding, change)
+
+    def _maintained(self) -> None:
+        """What was still reported when maintenance or a reboot ended counts as if it had just been found."""
+        for finding in self.maintenance.again():
+            self._found(finding)
 
     def _judge(self, rule: Rule, finding: Finding, change: Change) -> None:
         """What was raised, or came again: whose incident it is, and what is done about it."""
@@ -253,15 +271,6 @@ class Decider:
         self.responses.respond(incident, rule, finding)
         if rule.page and not rule.page_after and systemic is None and explained is None:
             self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault, rule=rule)
-
-    def _not_expected_up(self, finding: Finding) -> bool:
-        """A worker that stands by, or that was taken out and stopped, is not missed when it does not answer."""
-        worker = self.p.workers.get(finding.component.worker or "")
-        if worker is None:
-            return False
-        drain = self.p.open_drain(worker.name)
-        parked = drain is not None and not drain.incident and drain.state is not DrainState.REQUESTED
-        return self.p.state_of(worker) is WorkerState.STANDBY or parked
 
     def _ask_person(self, drain: Drain, sentence: str) -> None:
         """sentinel is at its end with this drain: it stays where it is and a person is asked."""
@@ -294,7 +303,8 @@ class Decider:
             rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
             drains, held = self.incidents.answering(incident, drains_by_place), incident.id in kept
             stays = rule is None or held or (bool(self.incidents.demands(incident)) and not drains)
-            why = self.incidents.over(incident, float("inf") if stays else float(rule.close_after), drains, kept=held)  # type: ignore[union-attr]
+            after = float("inf") if stays else float(rule.close_after)  # type: ignore[union-attr]
+            why = self.leaving.orphaned(incident) or self.incidents.over(incident, after, drains, kept=held)
             if why:
                 self.incidents.close(incident, why)
             elif rule and rule.page and not incident.paged and self._due(incident, rule) and not covered(incident):

@@ -20,6 +20,7 @@ from sentinel.decide.events import SendPage
 from sentinel.decide.mode import quiet
 from sentinel.decide.moves import GENTLE
 from sentinel.decide.picture import ENDED, Picture, with_step
+from sentinel.decide.planned import known_to
 from sentinel.decide.policy import Rule
 from sentinel.model import Action, Component, Drain, Finding, Incident, Kind, Page, Response, Step, Urgency
 
@@ -39,7 +40,8 @@ def culprit_of(finding: Finding) -> str:
 
 def is_pattern(incident: Incident) -> bool:
     """Whether it is what several signs amount to: then its first finding speaks for it, and the others are its evidence."""
-    return bool(incident.findings) and incident.findings[0].check.startswith("rack.")
+    first = incident.findings[0].check if incident.findings else ""
+    return first.startswith("rack.") and incident.culprit != "fleet"
 
 
 class Incidents:
@@ -135,7 +137,7 @@ class Incidents:
         ``found`` and ``fault``: what makes it worth a page, where that joined an incident that was not. ``rule``: who asks for
         it; None: whatever the incident is made of.
         """
-        if incident.paged or not urgency:
+        if incident.paged or not urgency or known_to(self.p, incident.culprit):
             return incident
         if self.settling(incident):
             waits = self._asked.get(incident.id)

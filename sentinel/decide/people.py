@@ -1,4 +1,4 @@
-"""What a person says goes: drain, undrain, hold, release, acknowledge, resolve.
+"""What a person says goes: drain, undrain, hold, release, maintain, acknowledge, resolve.
 
 What always holds: a person's drain is not budgeted and stays until that person or another says undrain; a hold keeps the
 machine from taking out (``in``) or putting back (``out``) until it is released or expires; every command leaves its mark,
@@ -12,18 +12,19 @@ import msgspec
 from sentinel.decide.drain import Drains
 from sentinel.decide.events import Asked
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.maintenance import DEADLINE_S, Maintenance
 from sentinel.decide.moves import gentle
 from sentinel.decide.picture import Picture
+from sentinel.decide.planned import window
 from sentinel.model import Drain, DrainState, Hold, Response
-
-_DEADLINE_S = 300.0  # for a person's drain without a deadline: longer than almost any answer
 
 
 class People:
-    def __init__(self, picture: Picture, drains: Drains, incidents: Incidents) -> None:
+    def __init__(self, picture: Picture, drains: Drains, incidents: Incidents, maintenance: Maintenance) -> None:
         self.p = picture
         self.drains = drains
         self.incidents = incidents
+        self.maintenance = maintenance
 
     def asked(self, ask: Asked) -> None:
         match ask.verb:
@@ -33,6 +34,10 @@ class People:
                 self._undrain(ask)
             case "hold":
                 self._hold(ask)
+            case "maintain":
+                self.maintenance.asked(ask)
+            case "release" if window(self.p, ask.target):
+                self.maintenance.end(ask.target, f"{ask.by}: {ask.reason or 'released'}")
             case "release":
                 self.p.drop_hold(ask.target)
                 for worker in self.p.meant(ask.target):
@@ -51,7 +56,7 @@ class People:
         for worker in self.p.meant(ask.target):
             drain = self.p.open_drain(worker.name)
             if drain is not None and drain.kind == "drain":
-                drain = msgspec.structs.replace(drain, returns=False, by=ask.by)
+                drain = msgspec.structs.replace(drain, returns=False, planned=False, by=ask.by)
                 if drain.state is DrainState.RETURNING or gentle(drain):
                     self.drains.out_again(drain, f"kept out by {ask.by}: {ask.reason}")
                 else:
@@ -67,7 +72,7 @@ class People:
                     reason=f"{ask.by}: {ask.reason}",
                     requested_at=self.p.now,
                     by=ask.by,
-                    deadline_s=ask.deadline_s if ask.deadline_s is not None else _DEADLINE_S,
+                    deadline_s=ask.deadline_s if ask.deadline_s is not None else DEADLINE_S,
                     target=ask.target,
                     returns=False,
                 )
@@ -85,6 +90,8 @@ class People:
                 self.drains.give_up(drain, why)
 
     def _hold(self, ask: Asked) -> None:
+        if window(self.p, ask.target):
+            self.maintenance.end(ask.target, f"{ask.by}: {ask.reason}")
         self.p.put_hold(
             Hold(target=ask.target, keep=ask.keep, by=ask.by, reason=ask.reason, at=self.p.now, until=ask.until),
         )

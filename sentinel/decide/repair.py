@@ -99,7 +99,7 @@ class Repairs:
         return None
 
     def rung(self, drain: Drain) -> tuple[Action, str, str]:
-        """Its repair did not cure: what is done next, and on what; or NONE, and why a person is asked ("" where nothing is next)."""
+        """Its repair did not cure: what is done next, and on what; or NONE, and why a person is asked ("": nothing is next)."""
         entry = self.p.policy.repair.get(drain.repair.value)
         if entry is None or not entry.then or not drain.returns:
             return Action.NONE, "", ""
@@ -181,9 +181,9 @@ class Repairs:
     def _running(self, node: str) -> Iterator[Drain]:
         """The repairs that run on this node; one for a worker that is configured no more only until it has answered."""
         for d in self.p.open_drains():
-            if d.state is DrainState.REPAIRING and node_of(d) == node:
-                if d.worker in self.p.workers or f"{d.id}/repair/{d.attempt}" in self.p.outstanding:
-                    yield d
+            here = d.state is DrainState.REPAIRING and node_of(d) == node
+            if here and (d.worker in self.p.workers or f"{d.id}/repair/{d.attempt}" in self.p.outstanding):
+                yield d
 
     def _comes(self, worker: Worker, node: str) -> Drain | None:
         """The repair of the whole node that this worker's drain is about to begin: it would only take a start back out."""

@@ -19,13 +19,11 @@ from sentinel.decide.incidents import Incidents
 from sentinel.decide.mode import Modes, acts
 from sentinel.decide.moves import GENTLE, gentle, rank
 from sentinel.decide.picture import Picture
+from sentinel.decide.planned import CANNOT_FINISH
 from sentinel.decide.policy import Rule
 from sentinel.decide.repair import repair_target
 from sentinel.decide.waiting import Case, Waiting
 from sentinel.model import Action, Component, Drain, DrainState, Finding, Incident, Response, Worker, WorkerState
-
-# Measured on the worker itself (probes/worker.py): with one of these nothing that is in flight ever ends.
-CANNOT_FINISH = ("worker.frozen", "worker.dead", "worker.unreachable", "worker.gone")
 
 
 def fitting(p: Picture, rule: Rule, finding: Finding, worker: Worker) -> tuple[Response, str]:

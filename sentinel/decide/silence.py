@@ -13,6 +13,7 @@ What always holds:
 * A verdict is acted on only by a leader that has itself heard the silence, not by one that found it in the store.
 * A new leader gives every node one full silence before it asks.
 * Only a node that the configuration expects, or on which a worker is known, is missed; one that leaves it is missed no more.
+* A node under maintenance, or one that sentinel itself is rebooting, is meant to be silent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from sentinel.decide.events import Look
 from sentinel.decide.moves import gentle
 from sentinel.decide.picture import NodeView, Picture
+from sentinel.decide.planned import planned
 from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
 
 _LOOKS = 3  # refused in a row; one refused connection is a restart
@@ -48,7 +50,7 @@ class Silence:
         """Findings about nodes that have been silent too long; asks for a look at their workers first."""
         found: list[Finding] = []
         expected = self.p.expected_nodes()
-        missed = {n: v for n, v in self.p.nodes.items() if n in expected or self.p.on_node(n)}
+        missed = {n: v for n, v in self.p.nodes.items() if (n in expected or self.p.on_node(n)) and not self._meant(n, v)}
         timing, deaf = self.p.policy.timing, self._deaf(missed.values())
         self.p.deaf = deaf
         for node in self.p.nodes.keys() - missed.keys():
@@ -78,6 +80,10 @@ class Silence:
                 why = f"{node} is silent and its workers give no answer at all: no power, or cut off from this controller"
                 found.append(self._finding("node.unreachable", node, why))
         return found
+
+    def _meant(self, node: str, view: NodeView) -> bool:
+        """Whether it is meant to be silent: somebody works on it, or sentinel reboots it."""
+        return self.p.now - view.heard_at >= self.p.policy.timing.silent_after / 2 and planned(self.p, node)
 
     def _deaf(self, views: Collection[NodeView]) -> bool:
         """Whether so many nodes have missed a report that the fault must be on this side. Half the silence counts already,

@@ -19,7 +19,7 @@ import msgspec
 from sentinel.decide.incidents import Incidents
 from sentinel.decide.moves import MOVES
 from sentinel.decide.picture import Picture
-from sentinel.decide.planned import REBOOTS
+from sentinel.decide.planned import REBOOTS, not_looked_at
 from sentinel.decide.repair import COMES_BACK_S, NODE_WIDE, Repairs, done, mark, node_of
 from sentinel.model import Action, Drain, DrainState, Response, Step
 
@@ -80,7 +80,8 @@ class WayBack:
         if event.ok:
             self._repaired(drain, detail)
             return None
-        return self._fails(drain, f"{drain.repair.value} failed: {detail}", f"{drain.repair.value} of {drain.target} failed: {detail}")
+        sentence = f"{drain.repair.value} of {drain.target} failed: {detail}"
+        return self._fails(drain, f"{drain.repair.value} failed: {detail}", sentence)
 
     def rebooting(self, drain: Drain) -> Ask | None:
         """On ticks, while a reboot's command has ended: whether the node has come back with another boot."""
@@ -182,8 +183,10 @@ class WayBack:
         """The first finding about it that has not been proven fine since the test began; "" when all have."""
         if drain.kind != "drain":
             return ""
+        if drain.planned and (why := not_looked_at(self.p, self.p.workers[drain.worker], drain.since)):
+            return why
         own = self.p.incidents.get(drain.incident)
-        found = list(own.findings) if own and own.closed_at is None else []
+        found = [*self.incidents.to_clear(own)] if own and own.closed_at is None else []
         others = (i for i in self.incidents.about(drain.worker) if i is not own)
         found += [f for i in others for f, _ in self.incidents.demands(i, eases=False)]
         for f in found:
