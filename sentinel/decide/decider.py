@@ -114,6 +114,7 @@ class Decider:
             case Heard():
                 for node in event.nodes:
                     self._heard(node)
+                    self._placed(node, None)
             case Watched():
                 self._watched(event)
             case Done():
@@ -152,9 +153,7 @@ class Decider:
         view.boot_id = report.boot_id or view.boot_id
         view.clock_off_s = report.at - self.p.now
         view.probes = report.probes or view.probes
-        if report.place is not None:
-            for contradiction in self.p.topology.heard(node, report.place, self.p.now):
-                self._found(contradiction)
+        self._placed(node, report.place)
         learned = [self.p.learn_gpus(w.worker, node, w.gpus) for w in report.workers if w.gpus and self.p.may_run(w.worker, node)]
         if any(learned):
             self.waiting.take_up(node)
@@ -172,6 +171,10 @@ class Decider:
             self._found(fine)
         view.heard_at, view.reported = self.p.now, True
         return view
+
+    def _placed(self, node: str, place: Place | None) -> None:
+        for contradiction in self.p.topology.heard(node, place, self.p.now):
+            self._found(contradiction)
 
     def _rebooted(self, node: str) -> None:
         """Kernel events of the last boot are over; what is still wrong will be reported again."""

@@ -75,8 +75,12 @@ class Topology:
         """A new leader: contradictions that an earlier one found stand until this one has heard every node they name."""
         self._again |= self.contradictions.restore(i for i in incidents if i.closed_at is None)
 
-    def heard(self, node: str, place: Place, at: float) -> list[Finding]:
-        """Take in what a node says of itself; returns what contradicts the configuration or another node."""
+    def heard(self, node: str, place: Place | None, at: float) -> list[Finding]:
+        """Take in what a node says of itself (None: it stands where it last said); returns what contradicts the configuration
+        or another node."""
+        place = self._said.get(node) if place is None else place
+        if place is None:
+            return []
         self._now, before = at, self._heard_at.get(node, at)
         self._heard_at[node] = at
         back = at - before > CLAIM_S
