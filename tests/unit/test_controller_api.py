@@ -18,8 +18,8 @@ from sentinel.controller.api import BODY_MAX
 from sentinel.controller.journal import read_journal
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Reported
-from sentinel.decide.policy import default_policy
+from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Reported
+from sentinel.decide.policy import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, WorkerSeen, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack
@@ -155,6 +155,25 @@ class TestJournal:
         again = Decider(default_policy())
         assert [list(e.instructions) for e in entries] == [again.handle(e.event) for e in entries]
         assert sum(len(e.instructions) for e in entries) > 10
+
+    async def test_a_changed_policy_is_an_event_of_the_same_leadership(self, site: Site) -> None:
+        """A leadership begins with its rules; others join it by an event, show in status and metrics, and replay with it."""
+        epoch = site.controller.epoch
+        observe = default_policy_text().replace('mode = "enforce"', 'mode = "observe"', 1)
+        await site.controller.reload(site.controller.fleet, observe)
+        await site.send(report(1, findings=(off_bus(),)))
+        assert site.controller.epoch == epoch
+        assert (await site.caller.get("/v1/status"))[1]["mode"] == "observe"
+        metrics = (await site.caller.get("/metrics", who=None))[1]
+        assert 'sentinel_mode{mode="observe"} 1.0' in metrics and 'sentinel_mode{mode="enforce"} 0.0' in metrics
+        assert site.serving.did("kill") == [] and not site.pager.pages
+        await site.controller.stop()
+        entries = list(read_journal(site.directory / "journal-c1"))
+        told = [e.event.text for e in entries if isinstance(e.event, PolicyLoaded)]
+        assert isinstance(entries[0].event, PolicyLoaded)
+        assert told == [default_policy_text(), observe]
+        again = Decider(default_policy())
+        assert [list(e.instructions) for e in entries] == [again.handle(e.event) for e in entries]
 
 
 class TestBadReports:
