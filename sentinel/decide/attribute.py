@@ -137,6 +137,18 @@ class Attribution:
         workers: dict[str, Worker] = {w.name: w for c in where for w in self.p.touching(c)}
         return tuple(sorted(workers))
 
+    def count(self, incident: Incident) -> None:
+        """A pattern has lasted long enough to be one: many of its kind at once have one cause, and page once."""
+        found = incident.findings[0]
+        rule = self.p.rules.rule_for(found)
+        if rule is not None:
+            self.systemic.turned(rule, found, among=self._units(found.check))
+
+    def _units(self, check: str) -> int:
+        """How many of what it is about the fleet has; 0: it is about nodes."""
+        domains = sum(1 for _ in self.p.topology.domains())
+        return {blame.SWITCH: domains, blame.PEER: domains, blame.LEAF: len(list(self.p.topology.leaves())) or domains}.get(check, 0)
+
     # -- undoing ----------------------------------------------------------------------------------------------------
 
     def _give_back(self, incident: Incident) -> None:

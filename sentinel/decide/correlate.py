@@ -14,7 +14,7 @@ always holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -35,6 +35,7 @@ class Correlation:
         self.incidents.settling = self._settling
         self._patterns: dict[str, dict[str, None]] = {}  # field → its open incidents that are a pattern's
         self._held: dict[str, float] = {}  # such an incident → when a look last confirmed it
+        self._counted: set[str] = set()  # such incidents that have lasted, and were told to the systemic guard
         self._looked: dict[str, float] = {}  # field → last look
         self._news: dict[str, None] = {}  # fields with something new since
 
@@ -60,6 +61,9 @@ class Correlation:
         if not again:
             sign.at = self.p.now
             if sign.incident or (not sign.alone and self._covered(sign)):
+                self._news[sign.field] = None
+            elif sign.sort is Sort.APP:  # a fleet's applications are many: here those beside it, all of them on the tick
+                self._look(sign.field, self.signs.beside(sign))
                 self._news[sign.field] = None
             else:
                 self._look(sign.field)
@@ -99,6 +103,7 @@ class Correlation:
             if is_pattern(incident):
                 field = str(incident.findings[0].facts.get("field", ""))
                 self._keep(incident, field)
+                self._counted.add(incident.id)
                 for finding in incident.findings[1:]:
                     rule = self.p.rules.rule_for(finding)
                     sign = self.signs.read(rule, finding, field=field) if rule is not None else None
@@ -118,11 +123,11 @@ class Correlation:
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
-    def _look(self, field: str) -> None:
-        """From all signs of a field that live to the incidents that explain them."""
+    def _look(self, field: str, among: Sequence[Sign] = ()) -> None:
+        """From all signs of a field that live, or those named, to the incidents that explain them."""
         self._news.pop(field, None)
         self._looked[field] = self.p.now
-        signs = [s for s in self.signs.field(field) if self.signs.lives(s)]
+        signs = [s for s in among or self.signs.field(field) if self.signs.lives(s)]
         kind = field.partition(":")[0]
         if kind in ("leaf", "rail"):
             found = patterns.rails(self.p, field, signs)
@@ -188,6 +193,9 @@ class Correlation:
             return []
         found = incident.findings[0]
         mine = [s for s in self.signs.field(str(found.facts.get("field", ""))) if s.incident == incident_id and self.signs.lives(s)]
+        if mine and incident_id not in self._counted and not self._settling(incident):
+            self._counted.add(incident_id)
+            self.attribution.count(incident)
         if not mine:
             condition = self.p.conditions.get(found.component, found.check)
             if condition is not None and condition.present:
@@ -206,6 +214,7 @@ class Correlation:
 
     def _forget(self, incident_id: str) -> None:
         self._held.pop(incident_id, None)
+        self._counted.discard(incident_id)
         for field, ids in list(self._patterns.items()):
             ids.pop(incident_id, None)
             if not ids:

@@ -40,9 +40,13 @@ def links(p: Picture, domain: str, signs: Sequence[Sign]) -> Iterator[Blame]:
         options = [*_gpus(left, rules), *_cartridges(left, rules), *_asics(p, domain, left, rules)]
         if not options:
             break
-        best = min(options, key=lambda o: (-len(o.cells), _RANK.index(o.check), str(o.where)))
-        chosen.append(best)
-        left = {cell: on for cell, on in left.items() if cell not in best.cells}
+        taken: set[tuple[str, int]] = set()
+        for best in sorted(options, key=lambda o: (-len(o.cells), _RANK.index(o.check), str(o.where))):
+            if taken & best.cells:
+                break  # what is left of it may be too little: count again
+            chosen.append(best)
+            taken |= best.cells
+        left = {cell: on for cell, on in left.items() if cell not in taken}
     chosen = _trays(domain, chosen)
     shares: dict[int, list[Sign]] = {}
     for s in signs:  # each sign to the one that explains most of what it says

@@ -41,6 +41,8 @@ _ELSEWHERE = (Suspect.PEER, Suspect.SWITCH)
 
 def of_domain(p: Picture, field: str, signs: Sequence[Sign]) -> list[Blame]:
     """Everything that the signs of one NVLink domain, or of one node whose domain is unknown, amount to."""
+    if all(s.sort is Sort.OWN for s in signs):
+        return []  # nobody echoes it
     domain = field.partition(":")[2] if field.startswith("domain:") else ""
     own = own_faults(p, signs)
     places = {s.place for s in own}

@@ -52,6 +52,7 @@ class Sign:
     incident: str = ""  # the one that explains it, where that is not simply its own
     guessed: bool = False  # it joined that without a look, to be confirmed on the next tick
     alone: bool = False  # such a guess was wrong once
+    near: tuple[str, ...] = ()  # of an application: the domain and the serving groups of its node
 
     @property
     def key(self) -> Key:
@@ -142,6 +143,7 @@ class Signs:
         self.p = picture
         self._all: dict[Key, Sign] = {}
         self._fields: dict[str, dict[Key, Sign]] = {}
+        self._near: dict[str, dict[Key, Sign]] = {}
 
     def __iter__(self) -> Iterator[Sign]:
         return iter(list(self._all.values()))
@@ -160,14 +162,25 @@ class Signs:
             return None
         sign = Sign(finding, rule, sort, field, self.p.now)
         self._all[sign.key] = self._fields.setdefault(field, {})[sign.key] = sign
+        if sort is Sort.APP:
+            domain, groups = domain_of(self.p, sign.node), (f"worker:{w.name}" for w in self.p.on_node(sign.node))
+            sign.near = (*((f"domain:{domain}",) if domain else ()), *groups)
+            for name in sign.near:
+                self._near.setdefault(name, {})[sign.key] = sign
         return sign
+
+    def beside(self, sign: Sign) -> list[Sign]:
+        """The signs of applications in its domain, and of the serving groups on its node, itself among them."""
+        near = {key: s for name in sign.near for key, s in self._near.get(name, {}).items()}
+        return list(near.values()) or [sign]
 
     def drop(self, sign: Sign) -> None:
         self._all.pop(sign.key, None)
-        there = self._fields.get(sign.field, {})
-        there.pop(sign.key, None)
-        if not there:
-            self._fields.pop(sign.field, None)
+        for table, name in ((self._fields, sign.field), *((self._near, name) for name in sign.near)):
+            there = table.get(name, {})
+            there.pop(sign.key, None)
+            if not there:
+                table.pop(name, None)
 
     def move(self, sign: Sign, field: str) -> None:
         """By now it is known to be looked at together with others."""

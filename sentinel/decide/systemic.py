@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sentinel.decide.incidents import Incidents, is_pattern
+from sentinel.decide.incidents import Incidents
 from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Rule
 from sentinel.model import Finding, Incident, Kind, Response, Severity, Step
@@ -27,8 +27,11 @@ class Systemic:
     def frozen(self, check: str) -> bool:
         return self.incident_of(check) is not None
 
-    def turned(self, rule: Rule, finding: Finding) -> Incident | None:
-        """A check was raised on a node. Returns the systemic incident when that made, or keeps, it one."""
+    def turned(self, rule: Rule, finding: Finding, among: int = 0) -> Incident | None:
+        """A check was raised on a node. Returns the systemic incident when that made, or keeps, it one.
+
+        ``among``: of how many NVLink domains (or leaf switches), where it is about these and not about nodes.
+        """
         if rule.response is Response.NONE and not rule.page:
             return None  # a crash that spreads over many trays is on record, not an emergency
         nodes = self._turned.setdefault(finding.check, {})
@@ -39,14 +42,14 @@ class Systemic:
         if known:
             return self.incidents.fold(known, finding)
         rules = self.p.policy.systemic
-        expected = max(len(self.p.nodes), 1)
+        expected = max(among or len(self.p.nodes), 1)
         if len(nodes) < max(rules.min_nodes, rules.share * expected):
             return None
-        return self._open(rule, finding, sorted(nodes), expected)
+        return self._open(rule, finding, f"{len(nodes)} of {expected} {'domains' if among else 'nodes'}")
 
-    def _open(self, rule: Rule, finding: Finding, nodes: list[str], expected: int) -> Incident:
+    def _open(self, rule: Rule, finding: Finding, many: str) -> Incident:
         at, cause = self.p.now, self.p.cause
-        summary = f"{finding.check} on {len(nodes)} of {expected} nodes within {self.p.policy.systemic.window / 60:g} min"
+        summary = f"{finding.check} on {many} within {self.p.policy.systemic.window / 60:g} min"
         incident = Incident(
             id=self.p.new_id("inc"),
             key=f"systemic/{finding.check}",
@@ -57,7 +60,7 @@ class Systemic:
             summary=summary,
             findings=(finding,),
             history=(
-                Step(at=at, what="found", why=f"{summary}: one cause, not {len(nodes)} faults", cause=cause, rule="systemic"),
+                Step(at=at, what="found", why=f"{summary}: one cause, not {many.partition(' ')[0]} faults", cause=cause, rule="systemic"),
                 Step(at=at, what="frozen", why=f"no automatic drain on {finding.check} until it ends", cause=cause),
             ),
         )
@@ -89,7 +92,7 @@ class Systemic:
             for i in self.p.incidents.values()
             if systemic_check(i) and not i.merged_into
         ]
-        return lambda incident: not is_pattern(incident) and any(
+        return lambda incident: any(
             since <= incident.opened_at <= until and any(f.check == check for f in incident.findings)
             for check, since, until in spans
         )

@@ -225,6 +225,9 @@ class Topology:
     def nodes_of_leaf(self, leaf: str) -> frozenset[str]:
         return self._by_leaf.get(leaf, frozenset())
 
+    def domains(self) -> Iterable[str]:
+        return self._in_domain.keys()
+
     def leaves(self) -> Iterable[str]:
         return sorted(self._by_leaf)
 

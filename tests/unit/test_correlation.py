@@ -703,7 +703,7 @@ SCENARIOS = ["switch", "cartridge", "gpu", "imex", "leaf", "echo", "two", "storm
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_order_of_the_same_reports_ends_the_same(scenario: str, data: st.DataObject) -> None:
     """Culprits, scopes, victims and confidence do not depend on who was heard first."""
