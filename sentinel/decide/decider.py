@@ -51,7 +51,7 @@ from sentinel.decide.silence import Silence
 from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Component, Drain, Finding, Incident, Kind, Report, Urgency
+from sentinel.model import Component, Drain, Finding, Incident, Kind, Place, Report, Urgency
 
 
 class Decider:

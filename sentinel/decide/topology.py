@@ -63,11 +63,11 @@ class Topology:
         expected = frozenset({*fleet.nodes, *self._configured, *(n for w in fleet.workers for n in _nodes(w))})
         self._addressed = {canonical(a): p.node for p in fleet.places for a in p.addresses} | {canonical(n): n for n in expected}
         left, self._expected = self._expected - expected, expected
-        for node in left:
+        for node in sorted(left):
             self.forget(node)
         self.racks, self.clusters, self.partitions = Pairing(), Pairing(), Pairing()
         self._domain_of, self._in_domain = {}, {}
-        for node in {*self._named, *self._places}:
+        for node in dict.fromkeys((*self._named, *self._places)):
             self._pair(node)
         self._again |= self._places.keys()
 
@@ -136,7 +136,7 @@ class Topology:
         moved |= self.clusters.put(node, name, place.domain)
         moved |= self.partitions.put(node, name, partition)
         self._again |= moved
-        for other in {node, *moved}:
+        for other in sorted({node, *moved}):
             self._move(other, self._named.get(other) or self._by_hardware(self._places.get(other, _NOWHERE)))
 
     def _by_hardware(self, place: Place) -> str:
