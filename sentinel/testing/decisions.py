@@ -108,6 +108,7 @@ class World:
         self.now = 1_000_000.0
         self.outcomes: Callable[[AnyEffect], bool | None] = lambda effect: True
         self.held: Callable[[AnyEffect], bool] = lambda effect: False  # effects that have not ended yet
+        self.seen: Callable[[Look], WorkerSeen | None] = lambda effect: None  # what a look at a worker shows of its load
         self.journal: list[tuple[AnyEvent, list[AnyInstruction]]] = []
         self.store: dict[tuple[str, str], Incident | Drain | Hold | Routes] = {}
         self.pending: dict[str, AnyEffect] = {}
@@ -190,7 +191,7 @@ class World:
         if isinstance(effect, SendPage) and ok:
             self.pages.append(effect.page)
         if isinstance(effect, Look):
-            self.handle(Watched(id=self._id(), at=self.now, worker=effect.worker, reachable=ok))
+            self.handle(Watched(id=self._id(), at=self.now, worker=effect.worker, reachable=ok, seen=self.seen(effect)))
         self.handle(Done(id=self._id(), at=self.now, instruction=effect.id, ok=ok, detail="" if ok else "told so by the test"))
 
     def pass_time(self, seconds: float, step: float = 1.0, reporting: Sequence[str] | None = None) -> None:
