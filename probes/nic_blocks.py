@@ -3,8 +3,8 @@
 What always holds: a line belongs to the last head above it; a key that is not known is skipped; a head seen again begins
 another snapshot; whatever a line holds, no exception comes of it, and at most ``MOST_PORTS`` ports are kept.
 
-Formats: infiniband-diags (ibstat, ibstatus, perfquery), libibverbs (ibv_devinfo), iproute2 (rdma link), MLNX_OFED
-(ibdev2netdev), NVIDIA MFT (mlxlink).
+Formats: the kernel's sysfs as ``grep .`` prints it, infiniband-diags (ibstat, ibstatus, perfquery), libibverbs (ibv_devinfo),
+iproute2 (rdma link), MLNX_OFED (ibdev2netdev), NVIDIA MFT (mlxlink).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from probes.infiniband import rate_gbps
+from probes.infiniband_policy import WATCHED
 from probes.pci import number
 
 MOST_PORTS = 2048
 
 HEADS = (
     "CA '", "Infiniband device '", "hca_id:", "ort counters: Lid", "ort extended counters: Lid", "Operational Info", "==>",
-    "physical_state",
+    "physical_state", "/sys/class/infiniband/",
 )
 
 _LEVELS = {"info", "warn", "warning", "error", "err", "debug", "fatal", "crit", "critical", "notice", "trace"}
@@ -40,6 +41,7 @@ _NETDEV = re.compile(
     r"\s*(?:([0-9a-fA-F:.]{7,16})\s+)?([\w.-]{1,64})(?:\s+\(([^()]{0,80})\))?.{0,160}?\bport\s+(\d{1,3})\s*(?:\((\w{1,16})\s*\))?\s*==>\s*"
     r"([\w.@-]{1,32})\s*\((Up|Down)\)\s*$"
 )
+_SYSFS = re.compile(r"\s*/sys/class/infiniband/([\w.-]{1,64})/ports/(\d{1,3})/(counters/)?(\w{1,40}):(.{0,64})$")
 _PAIR = re.compile(r"\s*([A-Za-z#][\w \[\]()/#.-]{0,48}?)\s*:\s*(.*?)\s*$")
 _COUNTER = re.compile(r"(\w{1,48}):\.*(\d{1,20})\s*$")
 _RANGE = re.compile(r"(-?\d{1,4}(?:\.\d+)?)\s*\[\s*-?[\d.]{1,8}\s*\.\.\s*(-?\d{1,4}(?:\.\d+)?)\s*\]")
@@ -74,6 +76,7 @@ class Blocks:
         self._done: list[tuple[str, dict[str, dict[str, Any]]]] = []
         self._open: dict[str, dict[str, dict[str, Any]]] = {}
         self._seen: set[tuple[str, str, str, int]] = set()
+        self._files: set[tuple[Any, ...]] = set()  # of sysfs, seen in this look
         self._host = ""
         self._device: dict[str, Any] | None = None
         self._port: dict[str, Any] | None = None
@@ -135,6 +138,8 @@ class Blocks:
         elif (match := _RDMA.match(text)) is not None:
             self._enter("rdma", match[1], int(match[2]))
             self._port_values(state=_STATES.get(_word(match[3])), phys=_PHYS.get(_word(match[4])))
+        elif "/sys/" in text and (match := _SYSFS.match(text)) is not None:
+            self._sysfs(*match.groups())
         elif "==>" in text and (match := _NETDEV.match(text)) is not None:
             pci, device, card, port, state, net, up = match.groups()
             self._enter("netdev", device, int(port), pci=pci, hca=(card or "").split(" ")[0])
@@ -147,6 +152,25 @@ class Blocks:
                 self._named = match[1].rsplit("/", 1)[-1]
             return False
         return True
+
+    def _sysfs(self, device: str, port: str, counter: str | None, key: str, value: str) -> None:
+        """``grep .`` over sysfs: every line names its port; the same file again begins another look."""
+        name = (self._host, "sysfs", device, int(port))
+        if (*name, counter, key) in self._files:
+            self._files = {f for f in self._files if f[0] != self._host}
+        else:
+            self._seen.discard(name)  # the same look at the same port goes on
+        self._files.add((*name, counter, key))
+        self._enter("sysfs", device, int(port))
+        if self._port is None:
+            return
+        if counter:
+            if key in WATCHED and (count := number(value)) is not None:
+                self._port.setdefault("counters", {})[key] = count
+        elif (known := _OF_PORT.get(key.replace("_", " "))) is not None:
+            self._port[known[0]] = known[1](value.partition(": ")[2] if key.endswith("state") else value.strip())
+            if key == "rate":
+                self._port["rate"] = value[:64]
 
     def _port_values(self, **values: Any) -> None:
         if self._port is not None:

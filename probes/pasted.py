@@ -64,8 +64,8 @@ def _plain(line: str) -> Message:
         word, code, pci, port = match.groups()  # Fabric Manager's own log: the same SXid, told by another
         link = f", Link {port}" if port else ""
         return Message(f"nvidia-nvswitch: SXid (PCI:{pci}): {code}, {word.capitalize()}{link} (Fabric Manager)")
-    if (match := _DRIVER.search(line)) is None:
-        return Message(None, "quoted")
+    if (match := _DRIVER.search(line)) is None:  # words that other programs use as well quote nobody
+        return Message(None, "quoted" if "Xid (" in line or "fallen off the bus" in line else "")
     author, host = origin(line[: match.start()])
     return Message(line[match.start():], "", host) if author == KERNEL else Message(None, author)
 
@@ -147,7 +147,8 @@ class _Batch:
 
     def add(self, number: int, message: str | None, why: str) -> None:
         if message is None:
-            self._skipped[why] += 1
+            if why:
+                self._skipped[why] += 1
             return
         message = message[:TEXT_CHARS]
         first = self._first.setdefault(message, number)

@@ -109,6 +109,12 @@ def test_what_copying_does_to_a_line(text: str) -> None:
     assert said(decode_text(text)) == ("fatal", "reset_gpu", 1)
 
 
+def test_words_that_others_use_too() -> None:
+    """A line that only shares a word with a driver's line quotes nobody: nothing is said to have been left out."""
+    decoded = decode_text("[17.5] [p:1 :0] ib_mlx5_log.c:171  UCX  ERROR Local length error on mlx5_0:1/IB (synd 0x1 vend 0x81)\n")
+    assert ([f.check for f in decoded.findings], decoded.skipped) == (["serving.ucx_local"], {})
+
+
 class TestTogether:
     def test_an_engine_dies_with_its_gpu(self) -> None:
         """An engine's death in the same text as its GPU's is no incident of its own."""
@@ -287,3 +293,56 @@ def test_a_page_for_every_warning() -> None:
         ("NVRM: Xid (PCI:0019:01:00): 63, Row Remapper: New row marked for remapping", ""),
     ):
         assert [runbook(f) for f in decode_text(text).findings] == [page], text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wanted"),
+    [
+        ("RuntimeError: No CUDA GPUs are available", "gpu_missing", ("fatal", "inspect")),
+        ("Error 803: system has unsupported display driver / cuda driver combination", "cuda_driver", ("warning", "inspect")),
+        ("RuntimeError: CUDA error: the launch timed out and was terminated", "cuda_hardware", ("fatal", "inspect")),
+        ("(Worker_TP1 pid=7) RuntimeError: NVML: GPU is lost", "cuda_hardware", ("fatal", "inspect")),
+        ("t07:9:12 [3] NCCL WARN NET/IB : Got completion from peer 198.51.100.4<44> with error 12, opcode 0, len 0, vendor err 129",
+         "nccl_net", ("warning", "restart_worker")),
+        ("t07:9:12 [3] NCCL WARN NET/IB: Got completion from peer 198.51.100.4<44> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=0",
+         "ucx_flushed", ("warning", "restart_worker")),
+        ("[rank3]:[F304 05:06:07.1 ProcessGroupNCCL.cpp:9] [PG ID 0 Rank 3] ProcessGroupNCCL's watchdog got stuck for 480 seconds",
+         "nccl_timeout", ("fatal", "restart_worker")),
+        ("t07:9:12 [3] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 198.51.100.4<44> failed : Connection refused",
+         "nccl_peer_gone", ("warning", "restart_worker")),
+        ("[1745700389.902821] [t07:6274 :0] ib_device.c:468 UCX  ERROR IB Async event on mlx5_0: device fatal error",
+         "nccl_device", ("fatal", "inspect")),
+        ("[1745700389.902821] [t07:6274 :0] ucp_worker.c:9 UCX  ERROR Connection reset by remote peer on mlx5_2:1",
+         "ucx_retry", ("warning", "restart_worker")),
+        ("2026-03-04T05:06:07.1Z ERROR dynamo_runtime: CannotConnect: tcp connect to 198.51.100.4:4000 refused",
+         "registry_stale", ("warning", "restart_worker")),
+        ("(raylet) A worker died or was killed while executing a task by an unexpected system error.",
+         "worker_died", ("fatal", "restart_worker")),
+        ("run.sh: line 4:  4411 Killed                  vllm serve /models/m", "proc_killed", ("fatal", "restart_worker")),
+        ("Mar 04 05:06:07 t07 systemd[1]: vllm.service: Main process exited, code=dumped, status=11/SEGV",
+         "segfault", ("fatal", "restart_worker")),
+        (json.dumps({"labels": {"pod": "decode-0"}, "line": "EngineCore encountered a fatal error.", "timestamp": "2026"}),
+         "engine_dead", ("fatal", "restart_worker")),
+    ],
+)  # fmt: skip
+def test_serving_lines_of_other_versions(text: str, kind: str, wanted: tuple[str, str]) -> None:
+    """What other versions of the serving stack, and what carries their logs, print for the same faults."""
+    decoded = decode_text(text)
+    assert [f.check for f in decoded.findings] == [f"serving.{kind}"]
+    assert said(decoded)[:2] == wanted
+
+
+def test_sysfs_as_grep_prints_it() -> None:
+    """``grep . /sys/class/infiniband/*/ports/*/*`` is read as the probe reads those files."""
+    def port(device: str, state: str, phys: str, errors: int = 0) -> str:
+        at = f"/sys/class/infiniband/{device}/ports/1"
+        return (f"{at}/link_layer:InfiniBand\n{at}/state:{state}\n{at}/phys_state:{phys}\n{at}/rate:400 Gb/sec (4X NDR)\n"
+                f"{at}/sm_lid:0x1\n{at}/counters/symbol_error:{errors}\n")  # fmt: skip
+
+    up = port("mlx5_0", "4: ACTIVE", "5: LinkUp") + port("mlx5_1", "4: ACTIVE", "5: LinkUp")
+    assert decode_text(up).findings == ()
+    for line, check in (
+        (port("mlx5_2", "1: DOWN", "2: Polling"), "ib.port_down"), (port("mlx5_2", "2: INIT", "5: LinkUp"), "ib.port_not_set_up"),
+        (port("mlx5_2", "4: ACTIVE", "5: LinkUp", 65535), "ib.counter_saturated"),
+    ):
+        assert [(f.check, f.component.device) for f in decode_text(up + line).findings] == [(check, "ib@mlx5_2")]
