@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sentinel.decide.decider import Decider
+from sentinel.decide.events import Heard
 from sentinel.decide.policy import default_policy
 from sentinel.decide.topology import CLAIM_S, Topology
 from sentinel.model import (
@@ -186,6 +187,19 @@ class TestKnowing:
             site.now += 5
             assert site.at.heard("t01", msgspec.json.decode(msgspec.json.encode(place("t01")), type=Place), site.now) == []
         assert site.at.reported("t01") is kept
+
+
+    def test_a_heartbeat_without_a_place_says_that_it_stands(self) -> None:
+        """Heartbeats carry a place only when it changed: whoever sends them still claims its GPUs, for hours on end."""
+        site = Site()
+        site.hear("t01")
+        for _ in range(60):
+            site.now += 5
+            assert site.at.heard("t01", None, site.now) == []
+        site.hear("t02", gpus=gpus("GPU-t01-0"))
+        assert ("t02", "topology.duplicate_gpu") in site.standing()
+        assert "topology.duplicate_gpu" in {f.check for f in site.at.heard("t01", None, site.now)}
+        assert site.at.heard("t09", None, site.now) == []
 
 
 class TestContradictions:
@@ -379,6 +393,15 @@ class TestDeciding:
                 world.report(node=node, place=place(node))
         world.pass_time(2)
         assert {i.fault for i in world.open_incidents()} == {"noted"}, "that its GPU changed, twice, is on record for an hour"
+
+    def test_heartbeats_state_it_and_end_it(self) -> None:
+        """A node that says nothing but that it is there is judged all the same."""
+        world = self.claimed()
+        world.report(node="t08", place=place("t08"))
+        for n in range(default_policy().timing.clear_confirm + 1):
+            world.handle(Heard(id=f"h{n}", at=world.now, nodes=("t03", "t08")))
+        world.pass_time(2)
+        assert "monitor" not in {i.fault for i in world.open_incidents()}
 
     def test_doubt_about_a_disputed_gpu_pages_and_does_not_drain(self) -> None:
         """Nobody can say whose GPU it is: what rests on doubt waits, a person is asked, and it goes on once that is settled."""
