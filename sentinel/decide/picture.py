@@ -29,7 +29,6 @@ from sentinel.model import (
     Hold,
     Pool,
     Response,
-    Role,
     Worker,
     WorkerState,
     gpu_component,
@@ -222,14 +221,6 @@ class Picture(Written):
         """What part of them this worker is given while it is ACTIVE."""
         drain = self.open_drain(worker.name)
         return self.keeps(drain.response) if drain and gentle(drain) and drain.response is Response.STEER else 1.0
-
-    def capacity(self, pool: str, role: Role, states: tuple[WorkerState, ...], without: str = "") -> float:
-        """Sessions that workers of this pool and role in these states are worth; ``both`` counts for either role."""
-        return sum(
-            w.capacity
-            for w in self.workers.values()
-            if w.pool == pool and w.role in (role, Role.BOTH) and w.name != without and self.state_of(w) in states
-        )
 
     def held(self, worker: Worker, keep: str) -> Hold | None:
         """A person's unexpired word about this worker, its node, or a GPU of it."""

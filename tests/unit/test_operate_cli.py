@@ -94,6 +94,17 @@ class TestLooking:
             assert part in ran.out
         assert "\x1b" not in ran.out
 
+    async def test_spare_lists_the_clean_gpus_of_a_group_that_is_down(self, site: Site) -> None:
+        """Three of four GPUs of a lost decoder are offered by address, and too few for a group; before that there is nothing."""
+        assert "no group is down" in (await site.run("spare")).out
+        await break_decode_1(site)
+        await until(lambda: site.controller.term.core.decider.status()["spare"], "its worker is out")  # type: ignore[union-attr]
+        ran = await site.run("spare")
+        assert (ran.code, [ran.out.count(p) for p in PCIS]) == (0, [0, 1, 1, 1]), ran.err
+        assert "too few" in ran.out and "packs nothing" in ran.out
+        assert "sentinel spare" in (await site.run("status")).out
+        assert len(json.loads((await site.run("spare", "--json")).out)[0]["gpus"]) == 3
+
     async def test_status_as_json_is_the_answer(self, site: Site) -> None:
         """--json prints what the controller said, for a script."""
         told = json.loads((await site.run("status", "--json")).out)
