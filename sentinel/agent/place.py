@@ -65,7 +65,7 @@ class Whereabouts:
 
 def place_of(gpus: Mapping[str, Mapping[str, Any]], ports: tuple[str, ...], addresses: tuple[str, ...]) -> Place:
     """A Place out of identities by PCI address (as ``identities`` gives them). What GPUs differ in, most of them decide."""
-    ordered = [gpus[pci] | {"pci": pci} for pci in sorted(gpus)]
+    ordered = [{**gpus[pci], "pci": pci} for pci in sorted(gpus)]
     domain, clique = _most((g["cluster"], g.get("clique")) for g in ordered if g.get("cluster")) or ("", None)
     chassis, slot, tray, host = _most(
         (g["chassis"], g.get("slot"), g.get("tray"), g.get("host")) for g in ordered if g.get("chassis")
@@ -133,7 +133,8 @@ def names(proc: Path) -> Iterator[str]:
 
 def addresses(proc: Path) -> list[str]:
     """This host's IP addresses, in order, without loopback and link-local ones (those name nothing beyond the host's links)."""
-    found = {*_ipv4(_text(proc / "net/fib_trie").splitlines()), *_ipv6(_text(proc / "net/if_inet6").splitlines())}
+    found: set[ipaddress.IPv4Address | ipaddress.IPv6Address] = {*_ipv4(_text(proc / "net/fib_trie").splitlines())}
+    found |= {*_ipv6(_text(proc / "net/if_inet6").splitlines())}
     usable = (a for a in found if not a.is_loopback and not a.is_link_local)
     return [str(a) for a in sorted(usable, key=lambda a: (a.version, int(a)))]
 

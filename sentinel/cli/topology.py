@@ -47,9 +47,12 @@ def topology(*, leader: Leader, as_json: bool) -> None:
 def layout(status: dict[str, Any]) -> dict[str, Any]:
     """The places in a status, sorted by rack, domain and tray; ``ranks`` of a worker are its GPUs in their order."""
     workers = [
-        {"worker": w["worker"], "pool": w["pool"], "role": w["role"], "ranks": list(w.get("gpus", ()))} for w in status.get("workers", ())
+        {"worker": w["worker"], "pool": w["pool"], "role": w["role"], "ranks": list(w.get("gpus", ()))}
+        for w in status.get("workers", ())
     ]
-    nodes, leaves, unsaid = [], {}, {}
+    nodes: list[dict[str, Any]] = []
+    leaves: dict[str, list[str]] = {}
+    unsaid: dict[str, list[str]] = {}
     contradictions: dict[str, None] = {}
     for row in status.get("nodes", ()):
         place, name = row.get("place", {}), row["node"]
