@@ -44,7 +44,7 @@ class Watching(World):
     """Judges every event's decisions at once, by what the picture says then."""
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
-        self.seen: set[str] = set()
+        self._judged: set[str] = set()
         self.moved: list[tuple[float, float]] = []  # when, sessions: gentle automatic drains on doubt
         super().__init__(fleet, policy)
 
@@ -52,8 +52,8 @@ class Watching(World):
         out = super().handle(event)
         for instruction in out:
             drain = instruction.value if isinstance(instruction, Record) else None
-            if isinstance(drain, Drain) and drain.id not in self.seen:
-                self.seen.add(drain.id)
+            if isinstance(drain, Drain) and drain.id not in self._judged:
+                self._judged.add(drain.id)
                 if drain.doubtful and drain.by == "sentinel" and drain.kind == "drain":
                     self._judge(drain)
         return out
