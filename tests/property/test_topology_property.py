@@ -113,5 +113,5 @@ class Sites(RuleBasedStateMachine):
 
 TestSites = Sites.TestCase
 TestSites.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
