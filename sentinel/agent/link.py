@@ -37,11 +37,12 @@ _MISDIRECTED = 421
 
 
 class Unreachable(Exception):
-    """No controller took it this time; the sentence says what each one did. ``after_s``: asked to wait so long."""
+    """No controller took it this time; the sentence says what each one did. ``after_s``: asked to wait so long. ``untaken``: the
+    leader itself says that it has not taken it; otherwise that cannot be known."""
 
-    def __init__(self, sentence: str, after_s: float | None = None) -> None:
+    def __init__(self, sentence: str, after_s: float | None = None, *, untaken: bool = False) -> None:
         super().__init__(sentence)
-        self.after_s = after_s
+        self.after_s, self.untaken = after_s, untaken
 
 
 class Refused(Exception):
@@ -60,9 +61,9 @@ class Refused(Exception):
 class _Busy(Exception):
     """This controller asks to be left alone for a while."""
 
-    def __init__(self, sentence: str, after_s: float) -> None:
+    def __init__(self, sentence: str, after_s: float, *, untaken: bool) -> None:
         super().__init__(sentence)
-        self.after_s = after_s
+        self.after_s, self.untaken = after_s, untaken
 
 
 def backoff_s(attempt: int, cap_s: float = 2.0) -> float:
@@ -139,7 +140,7 @@ class Link:
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: no name, no header
                 said.append(f"{url}: {str(error) or 'no answer in time'}")
             except _Busy as busy:
-                raise Unreachable(f"{url}: {busy}", busy.after_s) from None
+                raise Unreachable(f"{url}: {busy}", busy.after_s, untaken=busy.untaken) from None
             else:
                 if status < 300:
                     try:
@@ -182,15 +183,17 @@ class Link:
             ssl=self._trust if self._trust is not None else True,
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=2.0),
         ) as response:
-            if response.status == HTTPStatus.TOO_MANY_REQUESTS:
-                after = response.headers.get("Retry-After", "")
-                raise _Busy("asked to wait", min(30.0, float(after)) if after.isascii() and after.isdigit() else 1.0)
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > _ANSWER_MAX:
                     response.close()
                     raise aiohttp.ClientPayloadError(f"the answer is larger than {_ANSWER_MAX} bytes")
+            busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE and _says_busy(bytes(body))
+            if busy or response.status == HTTPStatus.TOO_MANY_REQUESTS:
+                after = response.headers.get("Retry-After", "")
+                wait = min(30.0, float(after)) if after.isascii() and after.isdigit() else 1.0
+                raise _Busy(_sentence(bytes(body)) if busy else "asked to wait", wait, untaken=busy)
             return response.status, bytes(body)
 
     def _leader(self, told_by: str, answer: bytes) -> int | None:
@@ -244,6 +247,14 @@ def _decoded(answer: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(answer, type=kind)
     except RecursionError:
         raise msgspec.DecodeError("it is nested without end") from None
+
+
+def _says_busy(answer: bytes) -> bool:
+    """Whether it is the leader's own word that it took nothing. A proxy's 503 is not: then the next controller is asked."""
+    try:
+        return _decoded(answer, dict[str, Any]).get("busy") is True
+    except msgspec.DecodeError:
+        return False
 
 
 def _trust(ca_file: Path) -> ssl.SSLContext:

@@ -4,7 +4,10 @@ This module exists so that findings reach the controller at once, in order, and 
 
 * One report is under way at a time. A report keeps its ``seq`` and its findings until it is acknowledged or refused, so a
   controller may tell a repeated one by its ``seq``; only its time, and the states of a snapshot, are fresh at each attempt.
-* News waits for nothing but the report before it; a snapshot follows every ``snapshot_s`` and whenever the controller asks.
+* News waits for nothing but the report before it; a heartbeat, or a snapshot where one is due (``told``), follows every
+  ``snapshot_s`` and whenever the controller asks.
+* A controller that is busy is left alone for as long as it asks for and up to twice that, by chance. A snapshot or heartbeat that
+  it turned away is dropped for the news that has come since; news is kept and comes again, in order.
 * A report that the controller refuses never blocks the ones behind it: it is halved until the one finding is found that is
   refused while an empty report is not; that finding is set aside, counted, and told loudly.
 """
@@ -16,12 +19,14 @@ import random
 import uuid
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from sentinel import __version__
 from sentinel.agent.known import Known
 from sentinel.agent.link import Link, Refused, Unreachable, backoff_s
 from sentinel.agent.spool import Batch, Spool
+from sentinel.agent.told import Told
 from sentinel.model import Ack, Place, Report
 
 log = structlog.get_logger()
@@ -57,8 +62,9 @@ class Reporter:
         self.last_ack: float | None = None
         self.trouble = ""  # why reports do not get through now
         self._node, self._boot_id = node, boot_id
-        self._link, self._spool, self._known = link, spool, known
-        self._probes, self._place, self._clock, self._flush = probes, place, clock, flush
+        self._link, self._spool = link, spool
+        self._told = Told(known, probes=probes, place=place)
+        self._probes, self._clock, self._flush = probes, clock, flush
         self._errors, self._acked = errors, acked
         self._after_refusal_s = after_refusal_s
         self._wake = asyncio.Event()
@@ -97,11 +103,20 @@ class Reporter:
                 ack = await self._link.report(self._report(batch))
             except Unreachable as error:
                 self._unheard(str(error), "unreachable")
-                await asyncio.sleep(_LEAST_PAUSE_S if attempt else 0)
-                await self._pause(error.after_s or backoff_s(attempt))
+                wait = (error.after_s or 0.0) * random.uniform(1.0, 2.0)  # noqa: S311
+                if error.untaken and batch is None:
+                    self.seq -= 1  # not taken, for certain: no gap that would ask for a snapshot of a controller that is busy
+                    self._told.dropped()
+                    self._due = asyncio.get_running_loop().time() + wait
+                    return
+                await asyncio.sleep(wait or (_LEAST_PAUSE_S if attempt else 0))
+                if not wait:
+                    await self._pause(backoff_s(attempt))
                 attempt += 1
             except Refused as error:
                 self._unheard(str(error), "refused")
+                if batch is None:
+                    self._told.dropped()
                 await self._refused(batch, error)
                 return
             else:
@@ -109,20 +124,12 @@ class Reporter:
                 return
 
     def _report(self, batch: Batch | None) -> Report:
-        now = self._clock()
-        return Report(
-            node=self._node,
-            session=self.session,
-            seq=self.seq,
-            at=now,
-            boot_id=self._boot_id,
-            version=__version__,
-            snapshot=batch is None,
-            findings=self._known.snapshot(now) if batch is None else batch.findings,
-            workers=self._known.workers if batch is None else (),
-            probes=self._probes(),
-            place=self._place() if batch is None else None,
-        )
+        blank = Report(
+            node=self._node, session=self.session, seq=self.seq, at=self._clock(), boot_id=self._boot_id, version=__version__,
+        )  # fmt: skip
+        if batch is None:
+            return self._told.report(blank, asyncio.get_running_loop().time())
+        return msgspec.structs.replace(blank, findings=batch.findings, probes=self._probes())
 
     def _heard(self, ack: Ack, batch: Batch | None) -> None:
         loop = asyncio.get_running_loop()
@@ -131,6 +138,9 @@ class Reporter:
         self.trouble = ""
         self.last_ack = self._clock()
         self._acked(self.last_ack)
+        self._told.heard(ack)
+        if batch is None:
+            self._told.taken()
         if batch and batch.findings:
             self._spool.ack(batch.upto)
             self._count = min(_BATCH, self._count * 2)
@@ -162,7 +172,7 @@ class Reporter:
             return  # everything is refused: then this finding is not to blame
         log.error("a finding that the controller refuses is set aside", finding=batch.findings[0].id, error=str(error))
         self._spool.set_aside(batch.upto)
-        self._heard(ack, None)
+        self._heard(ack, Batch(0, ()))
         self._flush()
 
     async def _pause(self, seconds: float) -> None:

@@ -22,14 +22,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sentinel.controller import bounds
-from sentinel.controller.asks import TARGET_MAX, Ask, refusal, unknown, written
+from sentinel.controller.asks import TARGET_MAX, Ask, asked, refusal, unknown, written
 from sentinel.controller.auth import Refused, Tokens
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import Busy, DeciderFailed, SteppedDown
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.status import status_of
 from sentinel.controller.term import Term
-from sentinel.decide.events import Asked, Record
+from sentinel.decide.events import Record
 from sentinel.model import CommandResult, Drain
 from sentinel.shipped import runbook
 
@@ -106,6 +106,8 @@ class Api:
         try:
             node = self._nodes.name(request.headers.get("Authorization"))
             term = self._term()
+            if term.core.full:
+                raise Busy  # before it is read: what is turned away must cost nothing
             report = await self._body(request, bounds.decode, "a report")
             if len(report.session) > bounds.SESSION_MAX:
                 raise _error(web.HTTPBadRequest, f"session: it is longer than {bounds.SESSION_MAX} characters")
@@ -178,14 +180,10 @@ class Api:
         ask = msgspec.structs.replace(ask, target=written(ask.target.strip()))
         if sentence := refusal(ask, self._clock()):
             raise _error(web.HTTPBadRequest, sentence)
-        if sentence := unknown(ask, term.ledger, term.ingest.components):
+        if sentence := unknown(ask, term.ledger, term.ingest.components, term.core.decider.nodes_of):
             raise _error(web.HTTPNotFound, sentence)
         now = self._clock()
-        until = now + ask.lasts_s if ask.lasts_s is not None else ask.until
-        event = Asked(
-            id=term.new_id(), at=now, verb=ask.verb, target=ask.target, by=by, reason=ask.reason.strip(),
-            deadline_s=ask.deadline_s, keep=ask.keep, until=until,
-        )
+        event = asked(ask, event=term.new_id(), by=by, now=now)
         log.info("an operator asked", by=by, verb=ask.verb, target=ask.target, reason=ask.reason, event_id=event.id)
         decided = await term.feed(event)
         # A standby that is started because of it moves through the same states, but is nothing that was asked for.
@@ -261,7 +259,8 @@ class Api:
         except (_NotLeader, SteppedDown):
             return await self._elsewhere()
         except Busy:
-            return _json({"error": "more reports wait than can be taken in; send it again in a second"}, 503, {"Retry-After": "1"})
+            full = "more reports wait than can be taken in; this one was not taken: send it again in a second"
+            return _json({"error": full, "busy": True}, 503, {"Retry-After": "1"})
         except DeciderFailed as error:
             # 422 blames the content: an agent then halves the report until it knows the finding, and goes on without it.
             return _json({"error": f"the decider failed on this ({error}): a bug in sentinel; its journal has the event"}, 422)

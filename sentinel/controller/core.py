@@ -6,6 +6,8 @@ This module exists so that order and durability are argued in one place. What al
 * What a batch decided is one fenced commit. Until it is durable no future is resolved and no effect begins.
 * StoreError (could not tell) repeats the *same* commit while our lease can still be valid; False (lost) ends this leadership.
 * A batch is what is already queued and nothing is waited for, so that a lone kernel line is decided at once.
+* Reports without news of weight wait behind all else and are turned away first, while the queue is a quarter full: a snapshot
+  comes again, and says by then what is so by then. Reports of one node never overtake each other: ingest hands in one at a time.
 * An event the decider fails on is journaled, counted and answered with an error; it takes nothing else down with it.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +26,7 @@ from sentinel.controller.journal import Entry, Journal
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Effect, Forget, Record, Reported
-from sentinel.model import Routes
+from sentinel.model import Component, Routes
 from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError
 
 log = structlog.get_logger(__name__)
@@ -44,6 +46,8 @@ class Decides(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def held_back(self) -> frozenset[str]: ...
+
+    def watch(self, node: str) -> Mapping[tuple[Component, str], bool]: ...
 
 
 class Durable(Protocol):
@@ -96,6 +100,7 @@ class Core:
         self._ledger, self._journal, self._metrics, self._begin = ledger, journal, metrics, begin
         self._capacity = capacity
         self._queue: deque[_Item] = deque()
+        self._later: deque[_Item] = deque()  # reports without news of weight
         self._batch: list[_Item] = []
         self._more = asyncio.Event()
         self._ended = False
@@ -108,7 +113,12 @@ class Core:
 
     @property
     def backlog(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._later)
+
+    @property
+    def full(self) -> bool:
+        """Whether any report would be turned away."""
+        return self.backlog >= self._capacity
 
     def submit(self, event: AnyEvent) -> asyncio.Future[list[AnyInstruction]]:
         """Queue one event. The future resolves to its instructions once they are durable.
@@ -118,12 +128,13 @@ class Core:
         """
         if self._ended:
             raise SteppedDown
-        if isinstance(event, Reported) and len(self._queue) >= self._capacity:
+        later = isinstance(event, Reported) and not any(f.of_weight for f in event.report.findings)
+        if isinstance(event, Reported) and self.backlog >= (self._capacity // 4 if later else self._capacity):
             raise Busy
         future: asyncio.Future[list[AnyInstruction]] = asyncio.get_running_loop().create_future()
         # Whoever asked may have hung up; a failure nobody waits for any more is not an error.
         future.add_done_callback(lambda f: f.cancelled() or f.exception())
-        self._queue.append(_Item(event, future, time.perf_counter()))
+        (self._later if later else self._queue).append(_Item(event, future, time.perf_counter()))
         self._more.set()
         return future
 
@@ -133,20 +144,21 @@ class Core:
             while True:
                 await self._more.wait()
                 self._more.clear()
-                while self._queue:
+                while self.backlog:
                     self._turn_began = time.monotonic()
                     await self._turn()
                     self._turn_began = None
                     await asyncio.sleep(0)  # let the answers go out between two batches
         finally:
             self._ended = True
-            for item in (*self._batch, *self._queue):
+            for item in (*self._batch, *self._queue, *self._later):
                 if not item.future.done():
                     item.future.set_exception(SteppedDown())
             self._queue.clear()
+            self._later.clear()
 
     async def _turn(self) -> None:
-        batch = self._batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
+        batch = self._batch = [(self._queue or self._later).popleft() for _ in range(min(self.backlog, BATCH))]
         for item in batch:
             self._handle(item)
         changes = changes_of([(i.event, i.instructions) for i in batch if not i.error])

@@ -93,12 +93,12 @@ class Journal:
         for n in itertools.count(number):
             try:
                 # "x": a file is never shared with another controller that was given the same directory.
-                self._file = (self.directory / f"{n:012d}{SUFFIX}").open("xb", buffering=0)
+                file = self._file = (self.directory / f"{n:012d}{SUFFIX}").open("xb", buffering=0)
                 break
             except FileExistsError:
                 continue
         known = self.checkpoint() if self.checkpoint else ()
-        self._size = self._file.write(b"".join(self._encoder.encode(Entry(event=e, checkpoint=True)) + b"\n" for e in known))
+        self._size = file.write(b"".join(self._encoder.encode(Entry(event=e, checkpoint=True)) + b"\n" for e in known))
 
 
 def _files(directory: Path) -> list[Path]:

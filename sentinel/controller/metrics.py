@@ -43,6 +43,7 @@ class Metrics:
         )
         for outcome in REPORT_OUTCOMES:
             self.reports.labels(outcome)
+        self.accepted = self.reports.labels("accepted")  # of nearly every report: not looked up each time
         for response in Response:
             for state in (DrainState.DONE, DrainState.CANCELLED):
                 self.drains.labels(response.value, state.value)

@@ -83,8 +83,9 @@ class Term:
             metrics=metrics, begin=self._effects.begin,
         )
         self.ingest = Ingest(
-            submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=self._learn, own=self.ledger.own, clock=clock
-        )
+            submit=self.core.submit, new_id=self.new_id, metrics=metrics, learn=self._learn, own=self.ledger.own,
+            watch=decider.watch, clock=clock,
+        )  # fmt: skip
 
     async def feed(self, event: AnyEvent) -> list[AnyInstruction]:
         """Submit one event and wait until what it caused is durable."""

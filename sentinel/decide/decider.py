@@ -115,6 +115,7 @@ class Decider:
                 for node in event.nodes:
                     self._heard(node)
                     self._placed(node, None)
+                    self._placed(node, None)
             case Watched():
                 self._watched(event)
             case Done():
@@ -136,6 +137,10 @@ class Decider:
     def watch(self, node: str) -> dict[tuple[Component, str], bool]:
         """The node's states of which a sample can change anything, and whether it must be heard with every heartbeat."""
         return self.p.conditions.watch(node, self.p.now) | dict.fromkeys(self.p.set_aside.get(node, ()), True)
+
+    def nodes_of(self, target: str) -> list[str]:
+        """The nodes that a maintenance window of this name would be of: the node itself, or those of the rack."""
+        return self.maintenance.nodes_of(target)
 
     def held_back(self) -> frozenset[str]:
         """Workers that doubt would take out of service and a budget keeps in."""
@@ -216,7 +221,7 @@ class Decider:
             self._ask_person(*ask)
         for alone in self.correlation.tick():
             self._judge(*alone, Change.RAISED)
-        self.incidents.page_settled()
+        self.incidents.page_settled(self.systemic.covers)
         self.ease.tick()
         for kept in self.waiting.again():
             self.responses.take_out(kept)

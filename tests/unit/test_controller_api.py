@@ -87,7 +87,8 @@ class TestReports:
     async def test_everything_it_caused_is_durable_before_the_ack(self, site: Site) -> None:
         """A fatal finding is acknowledged after its drain, incident and route table are in place; the worker is out, one page."""
         status, ack = await site.send(report(1, findings=(off_bus(),)))
-        assert (status, ack) == (200, {"session": "s1", "seq": 1})
+        watched = [[{"node": "t03", "device": f"gpu@{PCIS[0]}"}, "xid.79"]]
+        assert (status, ack) == (200, {"session": "s1", "seq": 1, "same": 1, "watch": watched})
         status, routes = await site.caller.get("/v1/routes", who=None)
         assert status == 200
         assert {e["worker"]: e["state"] for p in routes["pools"] for e in p["workers"]}["decode-1"] == "out"
@@ -99,9 +100,9 @@ class TestReports:
         """The same seq again, and an older one, are Ack without reaching the decider; both at once count once."""
         first = report(1, findings=(off_bus(),))
         answers = await asyncio.gather(*(site.send(first) for _ in range(4)))
-        assert [a for a in answers if a != (200, {"session": "s1", "seq": 1})] == []
+        assert {(status, ack["seq"], ack["same"]) for status, ack in answers} == {(200, 1, 1)}
         await site.send(report(2))
-        assert (await site.send(report(1)))[1] == {"session": "s1", "seq": 1}
+        assert (await site.send(report(1)))[1]["seq"] == 1
         assert [r.seq for r in site.reported()] == [1, 2]
         assert await site.metric('sentinel_reports_total{outcome="repeated"}') == 4
 

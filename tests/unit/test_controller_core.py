@@ -17,7 +17,7 @@ from sentinel.controller.leader import Lease, boottime
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Deroute, Done, Forget, Record, Reported, Tick
-from sentinel.model import Drain, Fleet, Hold, Report, Response, Routes
+from sentinel.model import Component, Drain, Finding, Fleet, Hold, Kind, Report, Response, Routes
 from sentinel.store import Store
 from sentinel.testing.control import RedisServer, until
 
@@ -48,6 +48,9 @@ class Scripted:
 
     def held_back(self) -> frozenset[str]:
         return frozenset()
+
+    def watch(self, node: str) -> dict[tuple[Component, str], bool]:
+        return {}
 
 
 class Bench:
@@ -100,8 +103,10 @@ def tick(n: int) -> Tick:
     return Tick(id=f"ev-{n}", at=float(n))
 
 
-def report(n: int) -> Reported:
-    return Reported(id=f"re-{n}", at=float(n), report=Report(node="t01", session="s", seq=n, at=float(n)))
+def report(n: int, *, weight: bool = True) -> Reported:
+    event = Finding(id=f"x-{n}", check="xid.79", component=Component(node="t01"), at=float(n), kind=Kind.EVENT)
+    findings = (event,) if weight else ()
+    return Reported(id=f"re-{n}", at=float(n), report=Report(node="t01", session="s", seq=n, at=float(n), findings=findings))
 
 
 def put(number: int, cause: str = "ev-1") -> Record:
@@ -210,6 +215,19 @@ class TestLimits:
         server.resume()
         await asyncio.gather(stuck, *taken)
         assert bench.decider.seen == ["ev-0", "re-0", "re-1", "re-2", "re-3", "ev-9"]
+
+    async def test_reports_without_weight_wait_behind_the_rest_and_go_first(self, bench: Bench, server: RedisServer) -> None:
+        """They are turned away while there is room for news of weight, and news that comes later is decided before them."""
+        server.pause()
+        stuck = bench.core.submit(bench.says(tick(0), put(1)))
+        await until(lambda: bench.decider.seen, "the first batch is under way")
+        taken = [bench.core.submit(report(1, weight=False))]
+        with pytest.raises(Busy):
+            bench.core.submit(report(2, weight=False))
+        taken += [bench.core.submit(report(n)) for n in (3, 4, 5)]
+        server.resume()
+        await asyncio.gather(stuck, *taken)
+        assert bench.decider.seen == ["ev-0", "re-3", "re-4", "re-5", "re-1"]
 
     async def test_an_event_the_decider_fails_on_takes_nothing_else_down(self, bench: Bench) -> None:
         """It is answered with DeciderFailed and journaled; its neighbours are decided, and a failed Done stays pending."""
