@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sentinel.cli.draw import ago, clean, clock, draw, draw_status, state_of_drain
+from sentinel.cli.draw import ago, clean, clock, draw, draw_status, draw_windows, state_of_drain
 from sentinel.cli.leader import Leader, NoLeader, Refused
 from sentinel.durations import parse_duration
 
@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PAST_WAITING = ("out", "repairing", "starting", "verifying", "returning", "done")
 POLL = 0.3  # seconds between two looks at a drain that is waited for
 PATIENCE = 60.0  # seconds without a leader that --wait bears: a standby takes over within two lease periods
+_NAMED = 6  # of many names, how many a line tells
 
 
 class DurationType(click.ParamType[float]):
@@ -120,7 +121,9 @@ def explain(*, leader: Leader, target: str, as_json: bool) -> None:
         click.echo(clean(told["now"]))
     for hold in told.get("holds", ()):
         click.echo(clean(f"held {hold['keep']} by {hold['by']}: {hold['reason']}"))
+    draw_windows(told.get("maintenance", []))
     for incident in told.get("incidents", ()):
+        click.echo(clean(_account(incident)))
         for finding in incident.get("findings", ()):
             for line in finding.get("evidence", ()):
                 click.echo(clean(f"  | {line}"))
@@ -146,7 +149,7 @@ def drain(*, leader: Leader, target: str, reason: str, deadline: float | None, w
     told = leader.post("/v1/ask", {"verb": "drain", "target": target, "reason": reason, "deadline_s": deadline})
     drains = told["drains"]
     if not wait:
-        _answer(told, as_json, f"{target}: nothing to drain there" if not drains else "")
+        answer(told, as_json, f"{target}: nothing to drain there" if not drains else "")
         return
     ended = [_wait(leader, d, quiet=as_json) for d in drains]
     if as_json:
@@ -166,7 +169,7 @@ def drain(*, leader: Leader, target: str, reason: str, deadline: float | None, w
 def undrain(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
     """Bring what was drained back: start it where it was stopped, verify it, give it traffic."""
     told = leader.post("/v1/ask", {"verb": "undrain", "target": target, "reason": reason})
-    _answer(told, as_json, f"{target}: nothing is drained there" if not told["drains"] else "")
+    answer(told, as_json, f"{target}: nothing is drained there" if not told["drains"] else "")
 
 
 @click.command()
@@ -186,7 +189,7 @@ def hold(
     keep = "in" if keep_in else "out"
     told = leader.post("/v1/ask", {"verb": "hold", "target": target, "reason": reason, "keep": keep, "lasts_s": lasts})
     until = time.time() + lasts if lasts is not None else None  # for the eye: the controller's clock counts
-    _answer(told, as_json, f"{target} is held {keep}" + (f" until {clock(until)}" if until else " until it is released"))
+    answer(told, as_json, f"{target} is held {keep}" + (f" until {clock(until)}" if until else " until it is released"))
 
 
 @click.command()
@@ -198,7 +201,7 @@ def release(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
     """Lift a hold."""
     told = leader.post("/v1/ask", {"verb": "release", "target": target, "reason": reason})
     out = any(state_of_drain(d) == "out" for d in told["drains"])
-    _answer(told, as_json, f"{target} is held no more" + ("; what is out stays out until somebody says undrain" if out else ""))
+    answer(told, as_json, f"{target} is held no more" + ("; what is out stays out until somebody says undrain" if out else ""))
 
 
 @click.command()
@@ -208,7 +211,7 @@ def release(*, leader: Leader, target: str, reason: str, as_json: bool) -> None:
 def acknowledge(*, leader: Leader, incident: str, as_json: bool) -> None:
     """Say that you are on it: the page of an INCIDENT stops calling others."""
     told = leader.post("/v1/ask", {"verb": "acknowledge", "target": incident})
-    _answer(told, as_json, f"{incident} is acknowledged")
+    answer(told, as_json, f"{incident} is acknowledged")
 
 
 @click.command()
@@ -219,7 +222,7 @@ def acknowledge(*, leader: Leader, incident: str, as_json: bool) -> None:
 def resolve(*, leader: Leader, incident: str, reason: str, as_json: bool) -> None:
     """Declare an INCIDENT over, and end its page. What is still reported for an hour opens a new one."""
     told = leader.post("/v1/ask", {"verb": "resolve", "target": incident, "reason": reason})
-    _answer(told, as_json, f"{incident} is over")
+    answer(told, as_json, f"{incident} is over")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ def _wait(leader: Leader, drain: dict[str, Any], *, quiet: bool) -> dict[str, An
                 raise
 
 
-def _answer(told: dict[str, Any], as_json: bool, sentence: str) -> None:
+def answer(told: dict[str, Any], as_json: bool, sentence: str) -> None:
     if as_json:
         _print_json(told)
         return
@@ -263,6 +266,15 @@ def _quoted(text: str) -> str:
     from urllib.parse import quote  # noqa: PLC0415
 
     return quote(text, safe="/@:")
+
+
+def _account(incident: dict[str, Any]) -> str:
+    """Whom it blames, how sure that is, from whom it takes capacity, and who shows it without being to blame."""
+    told = f"{incident['id']}: {incident['fault']} on {incident['culprit']}, {incident.get('confidence', 1.0):.0%} sure"
+    for words, names in (("takes capacity from", incident.get("victims", ())), ("not to blame", incident.get("scope", ()))):
+        if names:
+            told += f"; {words}: {', '.join(names[:_NAMED])}" + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return told
 
 
 def _incident_state(incident: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ each are six switch ASICs, not seventy-two GPUs; what is too little for any of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,11 +49,12 @@ def links(p: Picture, domain: str, signs: Sequence[Sign]) -> Iterator[Blame]:
             taken |= best.cells
         left = {cell: on for cell, on in left.items() if cell not in taken}
     chosen = _trays(domain, chosen)
+    by_cell = {cell: n for n, o in enumerate(chosen) for cell in o.cells}
     shares: dict[int, list[Sign]] = {}
     for s in signs:  # each sign to the one that explains most of what it says
-        most = max(range(len(chosen)), key=lambda n: len(chosen[n].cells & _of(s)), default=None)
-        if most is not None and chosen[most].cells & _of(s):
-            shares.setdefault(most, []).append(s)
+        told = Counter(by_cell[cell] for cell in _of(s) if cell in by_cell)
+        if told:
+            shares.setdefault(min(told, key=lambda n: (-told[n], n)), []).append(s)
     for n, members in sorted(shares.items()):
         o = chosen[n]
         gpu = {"severity": Severity.FATAL, "action": Action.RESET_GPU, "certainty": 0.9} if o.check == GPU else {}
@@ -62,8 +64,9 @@ def links(p: Picture, domain: str, signs: Sequence[Sign]) -> Iterator[Blame]:
 _RANK = (GPU, CARTRIDGE, SWITCH)
 
 
-def _of(s: Sign) -> frozenset[tuple[str, int]]:
-    return frozenset((s.place, n) for n in links_of(s.finding))
+def _of(s: Sign) -> list[tuple[str, int]]:
+    place = s.place
+    return [(place, n) for n in links_of(s.finding)]
 
 
 def _cells(signs: Iterable[Sign]) -> Cells:

@@ -34,7 +34,7 @@ from sentinel.decide.events import (
     Tick,
     Watched,
 )
-from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.incidents import Incidents
 from sentinel.decide.leaving import Leaving
 from sentinel.decide.maintenance import Maintenance
 from sentinel.decide.mode import Modes
@@ -49,7 +49,8 @@ from sentinel.decide.respond import Responses
 from sentinel.decide.signs import Signs
 from sentinel.decide.silence import Silence
 from sentinel.decide.spare import Spare
-from sentinel.decide.systemic import Systemic, systemic_check
+from sentinel.decide.systemic import Systemic
+from sentinel.decide.tending import tend
 from sentinel.decide.waiting import Waiting
 from sentinel.model import Component, Drain, Finding, Incident, Kind, Place, Report, Urgency
 
@@ -228,7 +229,7 @@ class Decider:
         self.capacity.stand_down()
         self.capacity.shortage.ask()
         self.spare.tell()
-        self._tend_incidents()
+        tend(self.p, self.incidents, self.waiting, self.systemic, self.leaving.orphaned)
         self.leaving.tick()
         self.old.forget()
 
@@ -296,27 +297,3 @@ class Decider:
             self.p.put_drain(msgspec.structs.replace(self.p.drains[drain.id], incident=incident.id))
         incident = self.incidents.note(incident, "needs a person", sentence)
         self.incidents.page(incident, Urgency.ERROR.value, f"repair-failed: {sentence}")
-
-    # -- what time brings ---------------------------------------------------------------------------------------------
-
-    def _tend_incidents(self) -> None:
-        drains_by_place, kept, covered = by_place(self.p.drains.values()), self.waiting.incidents_kept(), self.systemic.covers()
-        for incident in self.p.open_incidents():
-            check = systemic_check(incident)
-            if check:
-                if self.systemic.over(incident) and self.p.now - incident.opened_at > self.p.policy.timing.silent_after:
-                    self.incidents.close(incident, f"{check} is no longer reported anywhere")
-                    self.systemic.forget(check)
-                continue
-            rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
-            drains, held = self.incidents.answering(incident, drains_by_place), incident.id in kept
-            stays = rule is None or held or (bool(self.incidents.demands(incident)) and not drains)
-            after = float("inf") if stays else float(rule.close_after)  # type: ignore[union-attr]
-            why = self.leaving.orphaned(incident) or self.incidents.over(incident, after, drains, kept=held)
-            if why:
-                self.incidents.close(incident, why)
-            elif rule and rule.page and not incident.paged and self._due(incident, rule) and not covered(incident):
-                self.incidents.page(incident, rule.page, rule=rule)
-
-    def _due(self, incident: Incident, rule: Rule) -> bool:
-        return self.p.now - incident.opened_at >= rule.page_after

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sentinel.decide import planned
 from sentinel.decide.picture import Picture
 from sentinel.decide.placed import placed
 from sentinel.decide.worth import Standing, given_to, survey, worth
@@ -54,6 +55,7 @@ def _node(p: Picture, name: str, present: set[str]) -> dict[str, Any]:
         "probes": view.probes,
         "present": sorted(present),
         "place": placed(p.topology, name),
+        **({"maintenance": maintained} if (maintained := planned.told(p, name)) else {}),
     }
 
 
@@ -108,7 +110,8 @@ def explain(p: Picture, target: str) -> dict[str, Any]:
         "now": _now(p, target),
         "incidents": [_plain(i) for i in incidents],
         "drains": [_plain(d) for d in drains],
-        "holds": [_plain(h) for h in p.holds.values() if h.target == target],
+        "holds": [_plain(h) for h in p.holds.values() if h.target == target and not h.planned],
+        "maintenance": planned.windows(p, target),
         "steps": [{"of": of, **msgspec.structs.asdict(step)} for step, of in told],
     }
 
@@ -116,7 +119,9 @@ def explain(p: Picture, target: str) -> dict[str, Any]:
 def _concerns(p: Picture, target: str, incident: Incident) -> bool:
     if target in (incident.id, incident.culprit, *incident.victims):
         return True
-    return incident.culprit.startswith(f"{target}/") or any(str(f.component).split("/")[0] == target for f in incident.findings)
+    if incident.culprit.startswith(f"{target}/") or any(n == target or n.startswith(f"{target}/") for n in incident.scope):
+        return True
+    return any(str(f.component).split("/")[0] == target for f in incident.findings)
 
 
 def _now(p: Picture, target: str) -> str:
@@ -124,7 +129,8 @@ def _now(p: Picture, target: str) -> str:
     if target in p.incidents:
         incident = p.incidents[target]
         ended = f"closed ({incident.history[-1].why})" if incident.closed_at and incident.history else "open"
-        return f"{incident.fault} on {incident.culprit}: {ended}"
+        sure = f", {incident.confidence:.0%} sure" if incident.confidence < 1.0 else ""
+        return f"{incident.fault} on {incident.culprit}{sure}: {ended}"
     if target in p.workers:
         worker = p.workers[target]
         drain = p.open_drain(target)

@@ -152,8 +152,9 @@ class Incidents:
         incident = msgspec.structs.replace(incident, paged="triggered")
         return self.note(incident, "paged", ask or f"{urgency}: a person should know")
 
-    def page_settled(self) -> None:
-        """On ticks: send what has waited long enough for others to tell of the same."""
+    def page_settled(self, covers: Callable[[], Callable[[Incident], bool]]) -> None:
+        """On ticks: send what has waited long enough for others to tell of the same. ``covers``: who is called for already."""
+        covered = covers() if self._asked else lambda incident: False
         for incident_id, waits in list(self._asked.items()):
             incident = self.p.incidents.get(incident_id)
             if incident is None or incident.closed_at is not None:
@@ -161,7 +162,8 @@ class Incidents:
             elif not self.settling(incident):
                 del self._asked[incident_id]
                 urgency, ask, found, fault, rule = waits
-                self.page(incident, urgency, ask, found=found, fault=fault, rule=rule)
+                if not covered(incident):
+                    self.page(incident, urgency, ask, found=found, fault=fault, rule=rule)
 
     def unask(self, incident: Incident) -> None:
         """It has turned out to be something else: what waited to be asked about it is asked no more."""

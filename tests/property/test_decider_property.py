@@ -43,6 +43,26 @@ class Fleet(RuleBasedStateMachine):
         where = gpu_component(node, PCIS[gpu])
         self.world.report(self.world.state("gpu.row_remap_pending", where, present, action=Action.RESET_GPU))
 
+    @rule(nodes=st.sets(st.sampled_from(NODES), max_size=5), link=st.integers(5, 7), gpu=st.integers(0, 1), present=st.booleans())
+    def links(self, nodes: set[str], link: int, gpu: int, present: bool) -> None:
+        words = {"severity": Severity.FATAL, "action": Action.RESET_GPU, "certainty": 0.9, "facts": {"link": link}}
+        for node in sorted(nodes):
+            where = msgspec.structs.replace(gpu_component(node, PCIS[gpu]), part=f"nvlink{link}")
+            down = self.world.state("gpu.nvlink_down", where, present, **words)
+            self.world.report(down, down)
+
+    @rule(nodes=st.sets(st.sampled_from(NODES), max_size=5), present=st.booleans())
+    def rails(self, nodes: set[str], present: bool) -> None:
+        for node in sorted(nodes):
+            where = Component(node=node, device="ib@mlx5_0", part="port1")
+            down = self.world.state("ib.port_down", where, present, severity=Severity.FATAL, action=Action.INSPECT, certainty=0.9)
+            self.world.report(down, down)
+
+    @rule(nodes=st.sets(st.sampled_from(NODES), max_size=5), gpu=st.integers(0, 3))
+    def echo(self, nodes: set[str], gpu: int) -> None:
+        for node in sorted(nodes):
+            self.world.report(self.world.xid(145, node, gpu, severity=Severity.WARNING, suspect=Suspect.PEER, action=Action.WAIT))
+
     @rule(worker=st.sampled_from(WORKERS), check=st.sampled_from(["worker.frozen", "worker.unreachable"]), present=st.booleans())
     def engine(self, worker: str, check: str, present: bool) -> None:
         node = next(w.nodes[0] for w in self.whole.workers if w.name == worker)
@@ -235,9 +255,35 @@ class Fleet(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for incident in self.world.incidents():
-            events = [page.event for page in self.world.pages if page.id.startswith(f"{incident.id}/")]
+            mine = [page for page in self.world.pages if page.id.startswith(f"{incident.id}/")]
+            events = [page.event for page in mine if not page.details.get("update")]
             assert events.count("trigger") <= 1
             assert events.count("resolve") <= 1
+
+    @invariant()
+    def nobody_is_called_twice_for_one_fault(self) -> None:
+        """Between a call and its resolve, whatever an incident turns into, the same dedup key calls nobody again."""
+        if not hasattr(self, "world"):
+            return
+        calling: set[str] = set()
+        for page in self.world.pages:
+            if page.event == "resolve":
+                calling.discard(page.dedup_key)
+            elif page.event == "trigger" and not page.details.get("update"):
+                assert page.dedup_key not in calling, page
+                calling.add(page.dedup_key)
+
+    @invariant()
+    def a_scope_is_not_to_blame(self) -> None:
+        """Nobody is out of service for an incident whose culprit is elsewhere and that asks for nobody's drain."""
+        if not hasattr(self, "world"):
+            return
+        decider = self.world.decider
+        for incident in self.world.open_incidents():
+            assert incident.culprit not in incident.scope
+            assert 0.0 <= incident.confidence <= 1.0
+            if incident.fault in ("nvlink-switch", "nvlink-cartridge", "leaf-switch", "imex-peer"):
+                assert not decider.incidents.demands(incident)
 
     @invariant()
     def nothing_serves_that_was_never_started(self) -> None:

@@ -658,6 +658,35 @@ class TestPages:
         assert w.decider.held_back() == frozenset()
 
 
+    def test_one_cause_in_many_racks_pages_once(self) -> None:
+        """A switch in each of six racks at once (a rollout, a bug of the probe): each is on record, one person is called once."""
+        w = World(fleet(racks=6, trays=6))
+        confirmed(w, *(link(w, f"r{r}t{t:02d}", 0, 7) for r in range(1, 7) for t in range(1, 5)))
+        w.pass_time(10)
+        switches = [i for i in w.open_incidents() if i.fault == "nvlink-switch" and i.culprit != "fleet"]
+        assert len(switches) == 6
+        assert [(p.event, p.component) for p in w.pages] == [("trigger", "fleet")]
+        assert out(w) == set()
+        confirmed(w, *(link(w, f"r{r}t{t:02d}", 0, 7, present=False) for r in range(1, 7) for t in range(1, 5)))
+        w.pass_time(60)
+        assert w.open_incidents() == []
+        assert [p.event for p in w.pages] == ["trigger", "resolve"]
+
+
+class TestExplain:
+    def test_a_pattern_explains_itself(self) -> None:
+        """The culprit, a victim and a node in its scope lead to one incident, which says how sure it is and what it was before."""
+        w = World(fleet())
+        confirmed(w, *(link(w, f"r1t0{n}", 0, 7) for n in range(1, 5)))
+        w.pass_time(5)
+        incident = one(w)
+        for target in ("r1/asic07", "r1", "decode-r1t02", "r1t03", f"r1t03/gpu@{PCIS[0]}", incident.id):
+            told = w.decider.explain(target)
+            assert [i["id"] for i in told["incidents"] if i.get("closed_at") is None] == [incident.id], target
+        assert w.decider.explain(incident.id)["now"] == "nvlink-switch on r1/asic07, 70% sure: open"
+        assert any(s["what"] == "revised" and "was gpu-fatal" in s["why"] for s in w.decider.explain(incident.id)["steps"])
+
+
 # -- any order ------------------------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,7 @@ class TestLooking:
         assert ran.code == 0, ran.err
         assert "NVRM: Xid 79" in ran.out
         assert "fallen off" in ran.out
+        assert "gpu-off-bus on" in ran.out and "100% sure; takes capacity from: decode-1" in ran.out
         assert "\x07" not in ran.out
         listed = await site.run("incidents", "--json")
         incident = json.loads(listed.out)[0]["id"]

@@ -1,0 +1,38 @@
+"""On every tick: which incidents have ended, and which are due to be paged.
+
+What always holds: an incident ends when what it was made of is proven fine or its drains have mended it, never by mere silence;
+one that somebody would still be taken out for stays; nobody is called for what a systemic incident has called for already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sentinel.decide.incidents import Incidents, by_place
+from sentinel.decide.picture import Picture
+from sentinel.decide.systemic import Systemic, systemic_check
+from sentinel.decide.waiting import Waiting
+from sentinel.model import Incident
+
+
+def tend(
+    p: Picture, incidents: Incidents, waiting: Waiting, systemic: Systemic, orphaned: Callable[[Incident], str]
+) -> None:
+    """End and page what is due. ``orphaned``: why an incident has nobody left who could say that it is over; "" while it has."""
+    drains_by_place, kept, covered = by_place(p.drains.values()), waiting.incidents_kept(), systemic.covers()
+    for incident in p.open_incidents():
+        check = systemic_check(incident)
+        if check:
+            if systemic.over(incident) and p.now - incident.opened_at > p.policy.timing.silent_after:
+                incidents.close(incident, f"{check} is no longer reported anywhere")
+                systemic.forget(check)
+            continue
+        rule = p.rules.rule_for(incident.findings[0]) if incident.findings else None
+        drains, held = incidents.answering(incident, drains_by_place), incident.id in kept
+        stays = rule is None or held or (bool(incidents.demands(incident)) and not drains)
+        after = float("inf") if rule is None or stays else float(rule.close_after)
+        why = orphaned(incident) or incidents.over(incident, after, drains, kept=held)
+        if why:
+            incidents.close(incident, why)
+        elif rule and rule.page and not incident.paged and p.now - incident.opened_at >= rule.page_after and not covered(incident):
+            incidents.page(incident, rule.page, rule=rule)
