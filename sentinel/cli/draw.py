@@ -36,6 +36,7 @@ def draw_status(told: dict[str, Any]) -> None:
         f"{len(nodes)} nodes{few}", ("node", "last report", "found", "clock"),
         ((n["node"], age(n.get("last_report_s")), ", ".join(n.get("present", ())), n.get("clock", "")) for n in shown),
     )  # fmt: skip
+    draw_windows([n["maintenance"] for n in nodes if n.get("maintenance")])
     workers = sorted(told.get("workers", ()), key=lambda w: (w["pool"], w["role"], w["worker"]))
     draw(
         f"{len(workers)} workers", ("pool", "role", "worker", "state", "answers", "drain", "why"),
@@ -69,13 +70,24 @@ def draw_status(told: dict[str, Any]) -> None:
     )  # fmt: skip
     draw(
         "holds", ("target", "keep", "by", "until", "reason"),
-        ((h["target"], h["keep"], h["by"], clock(h.get("until")) or "released", h["reason"]) for h in told.get("holds", ())),
+        (
+            (h["target"], h["keep"], h["by"], clock(h.get("until")) or "released", h["reason"])
+            for h in told.get("holds", ())
+            if not h.get("planned")
+        ),
+    )  # fmt: skip
+
+
+def draw_windows(windows: list[dict[str, Any]]) -> None:
+    draw(
+        "under maintenance", ("node", "by", "until", "reason", "found meanwhile"),
+        ((w["node"], w["by"], clock(w["until"]), w["reason"], "; ".join(w["found"])) for w in windows),
     )  # fmt: skip
 
 
 def _notable(node: dict[str, Any]) -> bool:
     age = node.get("last_report_s")
-    return age is None or age > SILENT or bool(node.get("clock") or node.get("present"))
+    return age is None or age > SILENT or bool(node.get("clock") or node.get("present") or node.get("maintenance"))
 
 
 def draw(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undrain": ("sentinel.cli.operate", "undrain"),
     "hold": ("sentinel.cli.operate", "hold"),
     "release": ("sentinel.cli.operate", "release"),
+    "maintain": ("sentinel.cli.maintain", "maintain"),
     "acknowledge": ("sentinel.cli.operate", "acknowledge"),
     "resolve": ("sentinel.cli.operate", "resolve"),
     "token": ("sentinel.cli.config", "token"),

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from sentinel.controller.ledger import Ledger
+from sentinel.decide.events import Asked
 from sentinel.durations import LONGEST_H
 from sentinel.model import Component, pci_address
 
@@ -19,18 +20,21 @@ REASON_MAX = 500  # characters
 TARGET_MAX = 300
 DEADLINE_MAX = 86_400.0  # seconds that requests in flight are waited for
 LONGEST_S = LONGEST_H * 3600.0
+WINDOW_MAX = 7 * 86_400.0  # seconds a maintenance window may last unless somebody insists: a forgotten one hides a rack's faults
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator asks for. Times are seconds; ``until`` since the epoch."""
 
-    verb: Literal["drain", "undrain", "hold", "release", "acknowledge", "resolve"]
+    verb: Literal["drain", "undrain", "hold", "release", "maintain", "acknowledge", "resolve"]
     target: str
     reason: str = ""
     deadline_s: float | None = None
     keep: Literal["in", "out"] = "in"
     until: float | None = None
     lasts_s: float | None = None  # instead of ``until``, where the asker's clock need not be right
+    end: bool = False  # of a maintenance window: it is over now
+    force: bool = False  # a maintenance window of more than WINDOW_MAX
 
 
 def written(target: str) -> str:
@@ -50,6 +54,8 @@ def refusal(ask: Ask, now: float) -> str:
         return f"target: it has {len(ask.target)} characters; wanted {TARGET_MAX} at most"
     if ask.verb in ("drain", "undrain", "hold") and not ask.reason.strip():
         return f"reason: {ask.verb} needs one; it is what the next person on call will read"
+    if sentence := _window(ask, now):
+        return sentence
     if len(ask.reason) > REASON_MAX:
         return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
     if ask.deadline_s is not None and not (0 <= ask.deadline_s <= DEADLINE_MAX):
@@ -63,8 +69,44 @@ def refusal(ask: Ask, now: float) -> str:
     return ""
 
 
-def unknown(ask: Ask, ledger: Ledger, seen: Callable[[str], Iterable[Component]]) -> str:
-    """Why the target is none; "" when it is one. ``seen``: what a node reported about."""
+def _window(ask: Ask, now: float) -> str:
+    """Why this is no maintenance window; "" when it is one, or is about something else."""
+    if ask.verb != "maintain":
+        return "end, force: they are of maintain" if ask.end or ask.force else ""
+    lasts = ask.until - now if ask.until is not None else ask.lasts_s
+    if ask.end:
+        return "lasts_s: a window that is to end now has no time left; wanted either" if lasts is not None else ""
+    if not ask.reason.strip():
+        return "reason: maintain needs one; it is what the next person on call will read"
+    if lasts is None:
+        return "lasts_s: maintain needs one: a window that nobody ends must end by itself"
+    if lasts > WINDOW_MAX and not ask.force:
+        return f"lasts_s: wanted {WINDOW_MAX / 86_400:g} days at most, or force, got {lasts / 86_400:.1f} days"
+    return ""
+
+
+def asked(ask: Ask, *, event: str, by: str, now: float) -> Asked:
+    """The event that the decider hears."""
+    return Asked(
+        id=event, at=now, verb=ask.verb, target=ask.target, by=by, reason=ask.reason.strip(), deadline_s=ask.deadline_s,
+        keep=ask.keep, until=now + ask.lasts_s if ask.lasts_s is not None else ask.until,
+    )  # fmt: skip
+
+
+def unknown(
+    ask: Ask, ledger: Ledger, seen: Callable[[str], Iterable[Component]], nodes_of: Callable[[str], list[str]] = lambda target: []
+) -> str:
+    """Why the target is none; "" when it is one. ``seen``: what a node reported about; ``nodes_of``: a node's or a rack's nodes."""
+    if ask.verb == "maintain":
+        nodes = nodes_of(ask.target)
+        if ask.end:
+            maintained = sorted(h.target for h in ledger.holds.values() if h.planned)
+            hint = f"under maintenance are: {', '.join(maintained) or 'none'}"
+            return "" if set(nodes) & set(maintained) else f"{ask.target!r} is not under maintenance; {hint}"
+        if nodes:
+            return ""
+        sentence = ledger.unknown(ask.target, seen)
+        return sentence or f"{ask.target!r} is neither a node nor a rack; maintain works on whole nodes"
     if ask.verb == "release":
         held = sorted(ledger.holds)
         if ask.target in ledger.holds:

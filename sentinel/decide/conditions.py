@@ -175,7 +175,7 @@ class Conditions:
         condition = self._all.get((component, check))
         if kind is Kind.EVENT:
             return condition is None or not condition.present or condition.measured_at <= at
-        return condition is not None and not condition.present and condition.measured_at >= at
+        return condition is not None and not condition.present and condition.bad == 0 and condition.measured_at >= at
 
     def stands(self, finding: Finding) -> bool:
         """Whether a finding of an open incident is still so: an event is until its incident ends, a state while measured bad."""

@@ -28,6 +28,7 @@ S = DrainState
 
 DEADLINE_S = 300.0  # for requests in flight, where the person says nothing: longer than almost any answer
 _SHOWN = 200  # findings kept for each node
+_STILL_S = 60.0  # what was reported within this long before the end counts as still so: twice the longest cadence of a probe
 
 
 class Maintenance:
@@ -145,7 +146,7 @@ class Maintenance:
 
     def _counts(self, node: str) -> list[Finding]:
         """What was set aside because of this node, and is still so: it counts from now on."""
-        lately = self.p.now - self.p.policy.timing.silent_after
+        lately = self.p.now - _STILL_S
         still = [a.finding for a in self.p.set_aside.pop(node, {}).values() if a.at >= lately and a.finding.kind is Kind.STATE]
         self._again += still
         return still

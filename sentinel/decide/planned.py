@@ -7,6 +7,8 @@ meant from the moment it is asked for until the node reports another boot, or is
 
 from __future__ import annotations
 
+from typing import Any
+
 from sentinel.decide.picture import Picture
 from sentinel.model import Action, Drain, DrainState, Finding, Hold, Kind, Response, Suspect, Worker, WorkerState
 
@@ -88,6 +90,25 @@ def not_looked_at(p: Picture, worker: Worker, since: float) -> str:
             if worker in p.touching(f.component) and not p.conditions.clean_since(f.component, f.check, Kind.STATE, since):
                 return f"{f.check} on {f.component}"
     return ""
+
+
+def told(p: Picture, node: str) -> dict[str, Any] | None:
+    """The node's maintenance window and what was found during it, for the eye; None: it is in none."""
+    hold = window(p, node)
+    if hold is None:
+        return None
+    aside = (a.finding for a in p.set_aside.get(node, {}).values())
+    found = [f"{f.check} on {f.component}" + (f": {f.summary}" if f.summary else "") for f in aside]
+    words = {"by": hold.by, "reason": hold.reason, "since": hold.at, "until": hold.until, "of": hold.of}
+    return {"node": node, **words, "found": found}
+
+
+def windows(p: Picture, target: str) -> list[dict[str, Any]]:
+    """Those of a node, of the nodes of a worker, or of a rack."""
+    worker = p.workers.get(target)
+    nodes = _places(p, worker) if worker is not None else {target.partition("/")[0]}
+    nodes |= {h.target for h in p.holds.values() if h.planned and h.of == target}
+    return [w for w in (told(p, n) for n in sorted(nodes)) if w is not None]
 
 
 def takes_out(p: Picture, finding: Finding) -> bool:

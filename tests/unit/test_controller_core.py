@@ -46,6 +46,9 @@ class Scripted:
     def status(self) -> dict[str, Any]:
         return {}
 
+    def nodes_of(self, target: str) -> list[str]:
+        return []
+
     def held_back(self) -> frozenset[str]:
         return frozenset()
 
