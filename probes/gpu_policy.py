@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from probes.catalog import recoveries
 from probes.gpu_clocks import judge_clocks
 from probes.judging import Judge
 from probes.thresholds import limits
@@ -26,18 +27,6 @@ LINK_INACTIVE, LINK_DISABLED = 0, 3  # nvml.h NVML_NVLINK_STATE_*; 1 active and 
 # "Unable to determine the device handle" is what a GPU off the bus looked like in the field, and also a lost cgroup).
 GONE = {15: 1.0, 28: 0.9, 999: 0.7}
 RESET_REQUIRED = 16
-
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (230): nvml.h names; actions of 1, 2, 4 as DCGM and Azure take them, 3 and 5 by what the
-# driver's source says clears them, 6 and 7 our judgement.
-RECOVERY: dict[int, tuple[str, Severity, Action, Suspect]] = {
-    1: ("a GPU reset", Severity.FATAL, Action.RESET_GPU, Suspect.SELF),
-    2: ("a reboot of the node", Severity.FATAL, Action.REBOOT_NODE, Suspect.SELF),
-    3: ("peer-to-peer work to be drained", Severity.WARNING, Action.RESTART_WORKER, Suspect.PEER),
-    4: ("a drain and then a reset", Severity.FATAL, Action.RESET_GPU, Suspect.SELF),
-    5: ("the IMEX domain to be recovered", Severity.WARNING, Action.RESTART_IMEX, Suspect.SELF),
-    6: ("a bus reset", Severity.FATAL, Action.REBOOT_NODE, Suspect.SELF),
-    7: ("the system to be power cycled", Severity.FATAL, Action.POWER_CYCLE, Suspect.SELF),
-}
 
 # nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*: name → (shift, bad value). Two bits each; 0 is "not reported", never "false".
 HEALTH_BAD = {"degraded_bandwidth": (0, 1), "route_unhealthy": (4, 1), "partition_unassigned": (12, 2)}
@@ -116,14 +105,14 @@ def _recovery(j: Judge, c: Component, gpu: Gpu) -> None:
         return
     evidence = _values(gpu, "recovery_action", "unread")
     wanted = 1 if refused and not value else value
-    if wanted in RECOVERY:
-        what, severity, action, suspect = RECOVERY[wanted]
-        certainty = 1.0
+    name, judged = recoveries().get(wanted, ("", None))
+    if judged is not None:
+        what, severity, action, suspect, certainty = judged.advice, judged.severity, judged.action, judged.suspect, 1.0
     else:  # newer than what is known: a person looks
-        what, severity, action, suspect = f"something unknown (value {wanted})", Severity.WARNING, Action.INSPECT, Suspect.SELF
-        certainty = 0.5
+        what, severity, action = f"it asks for something unknown (value {wanted})", Severity.WARNING, Action.INSPECT
+        suspect, certainty = Suspect.SELF, 0.5
     j.state("gpu.recovery_action", c, bool(wanted), severity=severity, action=action, suspect=suspect, certainty=certainty,
-            evidence=evidence, facts={"value": wanted}, summary=f"The driver asks for {what}.")
+            evidence=evidence, facts={"value": wanted, "name": name}, summary=f"The driver's recovery action: {what}.")
 
 
 def _fabric_state(j: Judge, c: Component, gpu: Gpu, nvl72: bool) -> bool:

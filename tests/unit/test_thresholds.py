@@ -41,10 +41,14 @@ NO_THRESHOLD = {
         "engine.RANKS_MAX", "fabric_log.LINES_MAX", "host.STUCK_MOST", "imex.OUTPUT_MAX", "imex_policy.ACCUSED_MAX",
         "imex_text.NODES_MAX", "imex_text.OUTPUTS_MAX", "infiniband.MOST_DEVICES", "infiniband.MOST_PORTS",
         "kernel_episodes.EPISODES", "kernel_episodes.REMEMBER_GPUS", "kernel_log.BATCH_RECORDS", "monitors.LINES_MAX",
-        "nic_blocks.MOST_PORTS", "nic_text.MOST_EVENTS", "nvml_counters.C2C_MOST", "pasted.BATCH", "pasted_json.RECORDS_MAX",
+        "nic_blocks.MOST_PORTS", "nic_text.MOST_EVENTS", "nvml_counters.C2C_MOST", "pasted.BATCH", "pasted.HOSTS_MAX",
+        "pasted_carried.CARRIERS_MAX", "pasted_carried.ROUNDS", "pasted_json.RECORDS_MAX",
         "pcie.MOST_DEVICES", "processes._LINE_MAX", "serving_lines.EVENTS", "serving_lines.FOLLOWING", "serving_lines.SAMPLES",
         "serving_log._SHOWN", "serving_prefix.PREFIXES", "smi_query.CHARS_MAX", "smi_query.DEPTH_MAX", "smi_query.ELEMENTS_MAX",
         "smi_values.GPUS_MAX", "smi_values.LINKS_MAX", "windows.FINE_TOLD",
+    },
+    "by what a carrier's prefix on a tool's lines is told from the tool's own words": {
+        "pasted_carried.SAMPLE_LINES", "pasted_carried.SHARE", "pasted_carried.PER_HOST",
     },
     "how often is looked, and how long a look is waited for": {
         "infiniband.DEADLINE_S", "infiniband.RESTRICTED_AGAIN_S", "nvml.SLOW_S", "nvml.LINKS_S", "nvml_counters.SELDOM_S",
