@@ -36,8 +36,7 @@ def judge_domain(j: Judge, data: Data, memory: dict[str, Any], wanted: int | Non
     links: Mapping[str, Mapping[str, str]] = data["links"]
     ready = [n for n, node in nodes.items() if node.get("status") == "READY"]
     own = data.get("own")
-    seen_up = {b for row in links.values() for b, seen in row.items() if seen == DISCONNECTED}  # lost, so it was there
-    filled = set(memory.get("filled", ())) | set(ready) | seen_up
+    filled = set(memory.get("filled", ())) | set(ready)
     memory["filled"] = sorted(filled)[:4096]
 
     _mismatch(j, here, data)
