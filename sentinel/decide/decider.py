@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sentinel.decide import explain
+from sentinel.decide import explain, past
 from sentinel.decide.attribute import Attribution
 from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
@@ -279,7 +279,8 @@ class Decider:
             incident = self.incidents.fold(incident, finding)
         self.responses.respond(incident, rule, finding)
         if rule.page and not rule.page_after and systemic is None and explained is None:
-            self.incidents.page(p.incidents[incident.id], rule.page, found=finding, fault=rule.fault, rule=rule)
+            fault, ask = past.worth(p, finding, rule.fault)
+            self.incidents.page(p.incidents[incident.id], rule.page, ask, found=finding, fault=fault, rule=rule)
 
     def _ask_person(self, drain: Drain, sentence: str) -> None:
         """sentinel is at its end with this drain: it stays where it is and a person is asked."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sentinel.decide.picture import Picture
-from sentinel.model import Action, Component, Finding, Kind, Severity, Suspect
+from sentinel.model import Action, Component, Finding, Incident, Kind, Severity, Suspect
 
 APP, FATAL = "history.app_fault", "history.fatal"
 CHECKS = (APP, FATAL)
@@ -66,6 +66,21 @@ def recurs(p: Picture, component: Component) -> int:
     """How often the GPU of this component has failed for good in the window, when that is too often to repair it again; else 0."""
     found = _recurring(p, Component(node=component.node, device=component.device)) if component.gpu is not None else None
     return found.count if found else 0
+
+
+def worth(p: Picture, finding: Finding, fault: str) -> tuple[str, str]:
+    """The fault class that a page about this finding is of, and what it asks: that of a GPU that recurs, if it does."""
+    found = _recurring(p, _gpu(finding)) if _of_weight(finding) else None
+    rule = p.rules.rule_for(found) if found is not None else None
+    return (rule.fault, found.summary) if found is not None and rule is not None and rule.page else (fault, "")
+
+
+def told(p: Picture, incident: Incident) -> bool:
+    """Whether another page about the same GPU has already said that it fails again and again: one page for the fifth time."""
+    if not any(f.check == FATAL for f in incident.findings):
+        return False
+    others = (i for i in p.incidents_on(incident.culprit.partition("/")[0]) if i is not incident and i.culprit == incident.culprit)
+    return any(s.what == "paged" and s.at >= incident.opened_at for i in others for s in i.history)
 
 
 def _repeating(p: Picture, gpu: Component) -> Finding | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sentinel.decide import past
 from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.picture import Picture
 from sentinel.decide.systemic import Systemic, systemic_check
@@ -34,5 +35,7 @@ def tend(
         why = orphaned(incident) or incidents.over(incident, after, drains, kept=held)
         if why:
             incidents.close(incident, why)
-        elif rule and rule.page and not incident.paged and p.now - incident.opened_at >= rule.page_after and not covered(incident):
+            continue
+        due = rule and rule.page and not incident.paged and p.now - incident.opened_at >= rule.page_after
+        if rule and due and not covered(incident) and not past.told(p, incident):
             incidents.page(incident, rule.page, rule=rule)
