@@ -117,7 +117,7 @@ class WayBack:
             drain = msgspec.structs.replace(drain, repair=more[0], target=more[1])
         if drain.state is S.REPAIRING:
             worker = self.p.workers.get(drain.worker)
-            waits = worker is not None and self.repairs.waits_to_start(worker)  # another tray of it, say, is being repaired
+            waits = worker is None or self.repairs.waits_to_start(worker)  # another tray of it, say, is being repaired
             self.drains.move(drain, "next" if more or waits else "repaired", why)
         elif more:
             self.drains.note(drain, "repaired", why)
