@@ -1,0 +1,76 @@
+"""What stands between a request and a worker: the shared breaker and the admission, as the proxy sees them.
+
+This module exists so that the proxy can be read, tested and measured without a store. What always holds:
+
+* Nothing here waits for the store on the way of an ordinary request: a closed breaker and a slot of a leased block are answered
+  from memory; only a half-open probe and an empty block ask.
+* Whatever was given is given back exactly once, however the request ends; giving back twice is harmless.
+* When the store is away each gateway goes on with what it knows: the last state of every breaker, its static share of every limit.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from sentinel.model import Base
+
+
+class Outcome(StrEnum):
+    """How one try on one worker ended, as breakers count it (design: 2xx and 4xx are fine, 429 and 503 are back-pressure)."""
+
+    FINE = "fine"  # 2xx, and 4xx: the client's own mistake says nothing about the worker
+    BUSY = "busy"  # 429, 503: neutral, and steers the next choice
+    FAILED = "failed"  # 500, 502, 504, refused, reset, no first byte in time, stalled
+    IGNORED = "ignored"  # the client went away, or the worker was being drained
+
+
+class Permit(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """Leave to send one request to a worker. ``probe``: id of a half-open breaker's lease; "" while it is closed."""
+
+    worker: str
+    probe: str = ""
+    version: int = 0  # of the breaker's record when it was given: a late outcome does not count against a newer one
+
+
+class Breakers(Protocol):
+    def closed(self, worker: str) -> bool:
+        """Whether requests may be routed to it now, by the local copy; True as well while the pool is in panic."""
+        ...
+
+    async def permit(self, worker: str) -> Permit | None:
+        """Leave for one request; None while it is open, or half-open with every probe taken."""
+        ...
+
+    def ended(self, permit: Permit, outcome: Outcome) -> None:
+        """How it ended; reaches the store soon, a failure at once. Never raises, never waits."""
+        ...
+
+
+class Slot(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """One admitted request: an entry in this gateway's owner lease."""
+
+    id: str
+    pool: str
+    worker: str
+    tenant: str
+    tokens: int = 0
+    fence: int = 0
+
+
+class Refusal(Base, frozen=True, kw_only=True, omit_defaults=True):
+    """Not admitted: which limit, and after how many seconds it is worth asking again."""
+
+    limit: str  # "pool", "worker", "tenant", "queue", "fenced"
+    why: str  # one sentence for the client
+    retry_after_s: float
+
+
+class Admission(Protocol):
+    async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
+        """A slot now, or within ``wait_s`` seconds in a fair queue; else a refusal. ``tokens``: estimated, prompt and answer."""
+        ...
+
+    def release(self, slot: Slot) -> None:
+        """Give it back; never raises, never waits, twice is harmless."""
+        ...
