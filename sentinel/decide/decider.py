@@ -35,6 +35,7 @@ from sentinel.decide.events import (
     Watched,
 )
 from sentinel.decide.incidents import Incidents
+from sentinel.decide.kin import Kin
 from sentinel.decide.leaving import Leaving
 from sentinel.decide.maintenance import Maintenance
 from sentinel.decide.mode import Modes
@@ -60,6 +61,7 @@ class Decider:
         self.p = Picture(policy)
         self.incidents = Incidents(self.p)
         self.drains = Drains(self.p, self.incidents)
+        self.kin = Kin(self.incidents)
         self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
         self.silence = Silence(self.p)
@@ -263,18 +265,19 @@ class Decider:
         explained = self.correlation.take(rule, finding, change)
         if explained is not None and not self.correlation.accuses(explained, finding):
             return
-        incident = explained or self.incidents.find(rule, finding)
+        incident = explained or self.incidents.find(rule, finding) or self.kin.told(rule, finding)
         if change is Change.AGAIN and incident is not None:
             self.incidents.fold(incident, finding)
             if finding.kind is Kind.STATE:
                 return
         if change is Change.AGAIN and finding.kind is Kind.STATE and self.incidents.settled(rule, finding):
             return
-        systemic = self.systemic.turned(rule, finding)
+        systemic = self.systemic.turned(rule, finding, echo=incident is not None and incident.fault == rule.fault)
         if systemic is not None and rule.budgeted:
             return
         if incident is None:
             incident = self.incidents.open(rule, finding)
+            self.kin.take_over(rule, finding)
         elif change is not Change.AGAIN:
             incident = self.incidents.fold(incident, finding)
         self.responses.respond(incident, rule, finding)
