@@ -150,7 +150,7 @@ class Finding(Base, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     check: str
     component: Component
-    at: float
+    at: float  # of a state: when it was measured, by which one measurement told twice is known; of an event: when it happened
     kind: Kind = Kind.STATE
     present: bool = True
     severity: Severity = Severity.INFO

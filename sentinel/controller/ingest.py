@@ -63,7 +63,7 @@ class NodeHeard:
     sessions: OrderedDict[str, int] = field(default_factory=OrderedDict)  # session → latest seq that is durable
     held: tuple[str, int] = ("", 0)  # session and seq of its latest snapshot
     clock_told: float = 0.0  # clock_off as the decider knows it
-    sampled: dict[State, float] = field(default_factory=dict)  # what matters of it → when its latest sample was measured
+    sampled: dict[State, tuple[float, bool]] = field(default_factory=dict)  # what matters of it → its latest sample: at, present
     faults: dict[State, float] = field(default_factory=dict)  # what it has bad → when that was last said
     told: set[str] = field(default_factory=set)  # oddities of it that are in the log already
     inside: int = 0
@@ -144,27 +144,31 @@ class Ingest:
 
     def _tell_later(self, node: str) -> None:
         if not self._quiet:
-            asyncio.get_running_loop().call_later(HEARD_S, self._tell)
+            asyncio.get_running_loop().call_later(HEARD_S, self.tell)
         self._quiet[node] = None
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tell the decider of the heartbeats that were gathered."""
         nodes, self._quiet = tuple(self._quiet), {}
-        with contextlib.suppress(SteppedDown):
-            self._submit(Heard(id=self._new_id(), at=self._clock(), nodes=nodes))
+        if nodes:
+            with contextlib.suppress(SteppedDown):
+                self._submit(Heard(id=self._new_id(), at=self._clock(), nodes=nodes))
 
     def _sifted(self, heard: NodeHeard, report: Report, arrived: float) -> Report:
         """The report without the findings that this node cannot have, and without those that say nothing new."""
         kept: list[Finding] = []
-        watch = self._watch(report.node)
+        watch, bad = self._watch(report.node), set()
         for f in report.findings:
             state = (f.component, f.check)
-            if not f.present and state not in watch:
+            if f.present:
+                bad.add(state)
+            elif state not in watch and state not in bad:
                 continue  # never was bad
             if not self._own(report.node, f.component):
                 self._odd(heard, "foreign", report, f)
             elif f.present and not _fits(heard.faults, state, arrived):
                 self._odd(heard, "absurd", report, f)
-            elif f.kind is Kind.EVENT or heard.sampled.get(state) != f.at:
+            elif f.kind is Kind.EVENT or heard.sampled.get(state) != (f.at, f.present):
                 kept.append(f)
         return report if len(kept) == len(report.findings) else msgspec.structs.replace(report, findings=tuple(kept))
 
@@ -194,7 +198,7 @@ class Ingest:
             heard.held = (report.session, report.seq)
         if len(heard.sampled) > 2 * COMPONENTS:
             heard.sampled.clear()  # an agent that invents components; costs the others one sample told twice
-        heard.sampled.update({(f.component, f.check): f.at for f in told.findings if f.kind is Kind.STATE})
+        heard.sampled.update({(f.component, f.check): (f.at, f.present) for f in told.findings if f.kind is Kind.STATE})
         if report.probes:
             heard.probes = report.probes
         if (report.findings or report.workers) and len(heard.parts) < COMPONENTS:
