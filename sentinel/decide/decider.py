@@ -272,7 +272,8 @@ class Decider:
                 return
         if change is Change.AGAIN and finding.kind is Kind.STATE and self.incidents.settled(rule, finding):
             return
-        systemic = self.systemic.turned(rule, finding, echo=incident is not None and incident.fault == rule.fault)
+        echo = incident if incident is not None and incident.fault == rule.fault else None
+        systemic = self.systemic.turned(rule, finding, echo=echo)
         if systemic is not None and rule.budgeted:
             return
         if incident is None:

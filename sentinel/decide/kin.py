@@ -19,7 +19,10 @@ from sentinel.decide.revise import merge
 from sentinel.decide.systemic import systemic_check
 from sentinel.model import Finding, Incident, Kind, Response, Urgency
 
-_FAMILIES = (("agent.silent", "node.unreachable", "node.down"), ("worker.stalled", "worker.frozen", "worker.dead", "worker.unreachable"))
+_FAMILIES = (
+    ("agent.silent", "node.unreachable", "node.down"),
+    ("worker.stalled", "worker.frozen", "worker.dead", "worker.unreachable"),
+)  # fmt: skip
 _LOUDNESS = ["", *reversed([u.value for u in Urgency])]
 
 
@@ -31,7 +34,8 @@ class Kin:
         """The open incident that says as much as this finding or more about the same thing."""
         mine = _weight(rule)
         for incident in self._about(finding):
-            if any(_akin(f, finding) and (r := self.p.rules.rule_for(f)) is not None and _weight(r) >= mine for f in incident.findings):
+            rules = (self.p.rules.rule_for(f) for f in incident.findings if _akin(f, finding))
+            if any(r is not None and _weight(r) >= mine for r in rules):
                 return incident
         return next(self._under(finding), None)
 

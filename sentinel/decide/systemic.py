@@ -27,16 +27,16 @@ class Systemic:
     def frozen(self, check: str) -> bool:
         return self.incident_of(check) is not None
 
-    def turned(self, rule: Rule, finding: Finding, among: int = 0, *, echo: bool = False) -> Incident | None:
+    def turned(self, rule: Rule, finding: Finding, among: int = 0, *, echo: Incident | None = None) -> Incident | None:
         """A check was raised on a node. Returns the systemic incident when that made, or keeps, it one.
 
-        ``among``: of how many NVLink domains (or leaf switches), where it is about these and not about nodes. ``echo``: it says
-        by another check what an open incident of the same fault class says already, and counts under that one.
+        ``among``: of how many NVLink domains (or leaf switches), where it is about these and not about nodes. ``echo``: the open
+        incident of the same fault class that has said so by another check; it counts under that one.
         """
         if rule.response is Response.NONE and not rule.page:
             return None  # a crash that spreads over many trays is on record, not an emergency
-        if echo and not self.frozen(finding.check):
-            return None
+        if echo is not None and not self.frozen(finding.check):
+            return next((s for f in echo.findings if (s := self.incident_of(f.check)) is not None), None)
         nodes = self._turned.setdefault(finding.check, {})
         nodes[finding.component.node] = self.p.now
         for node in [n for n, at in nodes.items() if self.p.now - at > self.p.policy.systemic.window]:
