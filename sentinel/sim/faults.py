@@ -140,6 +140,15 @@ def peer_echo(f: SimFleet, nodes: Sequence[str]) -> None:
         xid(f, node, n % 4, 145, f"RLW_SRC_TRACK Nonfatal XC0 i0 Link {n % 18:02} (0x000000e7 0x00000004 0x0 0x0 0x0 0x0 0x0)")
         xid(f, node, n % 4, 45)
         f.trays[node].set_gpu(n % 4, f.now, recovery_action=3)
+        f.echoes.append((node, n % 4))
+
+
+def echo_over(f: SimFleet) -> None:
+    """Peers closed what they shared with the broken GPU: the driver's wish is over (open-gpu-kernel-modules, DRAIN_P2P)."""
+    for node, gpu in f.echoes:
+        f.trays[node].mend_gpu(PCIS[gpu])
+    f.echoes.clear()
+    f.stir()
 
 
 def imex_lost(f: SimFleet, node: str) -> Fault:

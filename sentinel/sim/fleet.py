@@ -20,7 +20,6 @@ from typing import Any
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import Record, Reported, Tick
-from sentinel.decide.policy import Policy
 from sentinel.model import Component, Drain, Incident, Page, Report, Worker, WorkerState
 from sentinel.model import Fleet as Plan
 from sentinel.sim.hands import Fault, Hands
@@ -34,11 +33,11 @@ SNAPSHOT_S, WATCH_S, LEASE_S = 5.0, 5.0, 3.0
 
 @dataclass
 class SimFleet:
-    """``pool``: settings of the main pool; ``policy``: another one than the shipped. Use ``at`` and ``run``; then look."""
+    """``pool``: settings of the main pool. Use ``at`` and ``run``; then look."""
 
     racks: int = 1
     seed: int = 0
-    policy: Policy | None = None
+    rules: str = ""  # the text of another policy than the shipped one
     pool: dict[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
     idle_step: float = 5.0
@@ -50,13 +49,14 @@ class SimFleet:
         self.drains: dict[str, Drain] = {}
         self.faults: list[Fault] = []
         self.hands = Hands(self)
+        self.echoes: list[tuple[str, int]] = []  # (node, GPU) whose driver waits for a peer
         self.loads: dict[str, int] = {}  # worker → requests, where the fleet is to measure any
         self.cut: set[str] = set()  # nodes whose agents reach no controller
         self.dark: set[str] = set()  # workers that no look from the controller reaches
         self.lose = self.repeat = self.reorder = 0.0  # shares of the reports
         self.refused: list[object] = []  # what a leader without a lease wanted
         self.lost_s = 0.0  # seconds in which sessions of the main pool could not be carried, as a share of it
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._n = self._at = self._seen = 0
         self._late: list[Report] = []
         self._away_until = self._stirred = 0.0
@@ -64,13 +64,15 @@ class SimFleet:
         self._watch_due = 0.0
         self._due: dict[str, float] = {}  # node → its next snapshot
         for rack in map(rack_name, range(1, self.racks + 1)):
-            self._build(rack)
-        self.world = World(self.plan or plan(self.racks, **self.pool), self.policy)
+            self.build(rack)
+        self.world = World(self.plan or plan(self.racks, **self.pool))
+        if self.rules:
+            self.world.use_policy(self.rules)
         self.world.held, self.world.outcomes, self.world.seen = self.hands.under_way, self.hands.ends, self.hands.shown
         self.began = self.world.now
         self._observe()
 
-    def _build(self, rack: str) -> None:
+    def build(self, rack: str) -> None:
         domain = ImexDomain()
         first: dict[str, list[str]] = {}
         for name, _, _, nodes, _ in groups(rack):
@@ -86,10 +88,11 @@ class SimFleet:
     def now(self) -> float:
         return self.world.now
 
-    def at(self, seconds: float, what: Callable[[], None]) -> None:
-        """Let something happen so long from now."""
-        self._n += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._n, what))
+    def at(self, seconds: float, *what: Callable[[], object]) -> None:
+        """Let something happen so long from now, one after the other."""
+        for each in what:
+            self._n += 1
+            heapq.heappush(self._queue, (self.now + seconds, self._n, each))
 
     def run(self, seconds: float) -> None:
         """Let time pass: a second at a time while anything moves, in longer steps while nothing does."""

@@ -70,7 +70,7 @@ class Hands:
             case StopWorker():
                 return self._stop(effect.worker)
             case StartWorker():
-                return self._start(effect.worker)
+                return self.start(effect.worker)
             case Repair():
                 return self._repair(effect)
             case _:
@@ -88,7 +88,7 @@ class Hands:
         self.fleet.process(worker).up = False
         return True
 
-    def _start(self, worker: str) -> bool | None:
+    def start(self, worker: str) -> bool | None:
         tray = self.fleet.home(worker)
         if not tray.talks or tray.node in self.fleet.cut:
             return None

@@ -3,8 +3,8 @@
 This module exists so that what a fleet reports is what real agents would report: only readings are made up here; ``assess`` of the
 probes judges them and the agent's own ``Known`` decides what is news. What always holds:
 
-* A healthy tray costs nothing: a probe is run only once something it looks at has been touched, and then at its own cadence. Its
-  first look is at healthy hardware, so that what was up before is known to have been up.
+* A healthy tray costs nothing: a probe is run only once something it looks at has been touched, and then at its own cadence, more
+  rarely while nothing changes. Its first look is at healthy hardware, so that what was up before is known to have been up.
 * News is kept until it is delivered, in order; a snapshot carries every known state.
 * A reboot begins a new boot id, new counters and an empty memory of every probe; whatever served there is gone.
 * Nothing here reads a clock: time comes in with every call.
@@ -30,6 +30,7 @@ from sentinel.testing.decisions import PCIS
 
 DRIVER = "580.159.04"
 CADENCE = {"kernel_log": 0.0, "worker": 2.0, "gpu": 5.0, "infiniband": 10.0, "imex": 30.0}  # seconds, the probes' own
+SETTLED, RARELY = 12, 6  # after so many looks without news, a probe looks at every so many beats of its cadence only
 PATIENCE = 3  # failed reads in a row before the agent's runner says that a probe fails
 
 
@@ -41,6 +42,7 @@ class Looking:
     due: float | None = None  # None: never needed so far
     broken: str = ""  # why it cannot look
     failed: int = 0
+    quiet: int = 0  # looks in a row without news
 
 
 class Tray:
@@ -69,7 +71,9 @@ class Tray:
     def touch(self, probe: str, now: float) -> None:
         """Something that this probe looks at is about to change: from now on it looks."""
         looking = self._looks[probe]
-        if looking.due is None:
+        if looking.due is not None:
+            self._wake(probe)
+        else:
             looking.due = now
             if probe != "kernel_log" and self.agent:
                 self._look(probe, now - CADENCE[probe])
@@ -89,6 +93,18 @@ class Tray:
 
     def mend_gpu(self, gpu: str) -> None:
         self.gpus.pop(gpu, None)
+        self._wake("gpu")
+
+    def _wake(self, probe: str) -> None:
+        """It looks again at its next beat, however long nothing has changed."""
+        looking = self._looks[probe]
+        if looking.due is not None and looking.quiet >= SETTLED:
+            looking.due = 0.0
+        looking.quiet = 0
+
+    def mend_driver(self) -> None:
+        self.driver = {}
+        self._wake("gpu")
 
     def kernel(self, line: str, now: float) -> None:
         """The kernel prints a line."""
@@ -135,9 +151,17 @@ class Tray:
         """Run what is due. Says whether there is news to send."""
         for probe, looking in self._looks.items():
             if looking.due is not None and now >= looking.due and self.talks and (probe != "kernel_log" or self._kernel):
-                looking.due = now + CADENCE[probe]
+                before = len(self.outbox)
                 self._look(probe, now)
+                looking.quiet = 0 if len(self.outbox) > before or probe in ("worker", "imex") else looking.quiet + 1
+                rarely = looking.quiet >= SETTLED and not self._moving(probe)
+                looking.due = now + CADENCE[probe] * (RARELY if rarely else 1)
         return bool(self.outbox)
+
+    def _moving(self, probe: str) -> bool:
+        """Whether what it reads changes by itself."""
+        differ = self.gpus if probe == "gpu" else self.ports
+        return any(callable(v) or k == "hung_since" for values in differ.values() for k, v in values.items())
 
     def report(self, now: float, findings: tuple[Finding, ...] | None = None) -> Report:
         """One report: these findings, or a snapshot. Its time is the node's own clock's."""

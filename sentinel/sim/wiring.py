@@ -41,7 +41,9 @@ def groups(rack: str) -> list[tuple[str, str, Role, tuple[str, ...], bool]]:
 
 def plan(racks: int, **pool: Any) -> Fleet:
     """The configured fleet. ``pool``: settings of ``main`` other than the shipped ones (``floor=0.9``)."""
-    workers, places, nodes = [], [], []
+    workers: list[Worker] = []
+    places: list[NodePlace] = []
+    nodes: list[str] = []
     for rack in map(rack_name, range(1, racks + 1)):
         nodes += nodes_of(rack)
         for name, of, role, on, standby in groups(rack):
