@@ -17,6 +17,7 @@ from sentinel.checks_topology import topology_problems
 from sentinel.durations import Duration
 from sentinel.model import Component, gpu_component
 from sentinel.settings import ControllerSettings, PoolSettings, Section, Settings, WorkerSettings
+from sentinel.store_url import problem
 
 CAPACITY_MAX = 1e6  # sessions; a share of a pool is reckoned from sums of these
 LEASE_MIN = 0.1  # seconds; below, a store that answers in its usual time already loses the lease
@@ -164,11 +165,8 @@ def _addresses(s: Settings) -> Iterator[str]:
             for url in s.agent.controllers
             if _url(url) is None
         )
-    kinds = ("embedded:", "redis://", "rediss://", "unix://")
-    if not s.store.url.startswith(kinds):
-        yield f'store.url: expected "embedded:", redis://, rediss:// or unix://, got {_unsecret(s.store.url)!r}'
-    if _unsecret(s.store.url) != s.store.url or "password=" in s.store.url:
-        yield "store.url: holds a password; wanted store.password_file, a file that only sentinel can read"
+    if sentence := problem(s.store.url):
+        yield sentence
     if not _PREFIX.fullmatch(s.store.prefix):
         yield f"store.prefix: {s.store.prefix!r} cannot name keys; wanted letters, digits, '_', '.', ':' or '-'"
     for key, url in (("pagerduty_url", s.paging.pagerduty_url), ("webhook_url", s.paging.webhook_url)):
@@ -209,13 +207,10 @@ def _url(text: str) -> SplitResult | None:
     return parts if named and not any(c.isspace() for c in text) else None
 
 
-def _unsecret(url: str) -> str:
-    return re.sub(r"//([^@/:]*):[^@/]*@", r"//\1:***@", url)
-
-
 def _files(s: Settings) -> list[tuple[str, Path | None]]:
     files: list[tuple[str, Path | None]] = [
         ("store.password_file", s.store.password_file),
+        ("store.sentinels_password_file", s.store.sentinels_password_file),
         ("paging.pagerduty_key_file", s.paging.pagerduty_key_file),
         ("paging.webhook_token_file", s.paging.webhook_token_file),
     ]

@@ -26,10 +26,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StoreSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: str = "embedded:"  # "embedded:" or "embedded:/dir" starts a Valkey child; redis://, rediss://, unix:// use a server
+    url: str = "embedded:"  # "embedded:" or "embedded:/dir" starts a Valkey child; a server, or Redis Sentinels (store_url)
     prefix: str = "sentinel"
     timeout: Duration = Duration(2.0)  # one command; past it the answer is "could not tell"
     password_file: Path | None = None
+    sentinels_password_file: Path | None = None  # of the Redis Sentinels, where they want one
 
 
 class AgentSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ This module exists so that order and durability are argued in one place. What al
 * Only ``run`` calls the decider, one event after the other; nothing else of the program touches it but to read.
 * What a batch decided is one fenced commit. Until it is durable no future is resolved and no effect begins.
 * StoreError (could not tell) repeats the *same* commit while our lease can still be valid; False (lost) ends this leadership.
+* A store that turns out to hold less than it had told us was done gets all of it again, from the ledger, in the same commit. It
+  is asked at least once a second, so that this is noticed while somebody still knows what was decided.
 * A batch is what is already queued and nothing is waited for, so that a lone kernel line is decided at once.
 * Reports without news of weight wait behind all else and are turned away first, while the queue is a quarter full: a snapshot
   comes again, and says by then what is so by then. Reports of one node never overtake each other: ingest hands in one at a time.
@@ -27,10 +29,11 @@ from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Effect, Forget, Record, Reported
 from sentinel.model import Component, Routes
-from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError
+from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError, WentBack
 
 log = structlog.get_logger(__name__)
 
+ASK_EVERY = 1.0  # seconds without a commit after which an empty one asks whether the store still has what it had
 BATCH = 256  # events: bounds the commit's size and how long the loop is held without a breath
 TELL_AGAIN = 10.0  # seconds before the same failure of the decider is logged again
 BACKOFF = (0.02, 0.05, 0.1, 0.25, 0.5)  # seconds between two tries of one commit; the last one repeats
@@ -55,7 +58,10 @@ class Decides(Protocol):
 class Durable(Protocol):
     """All that a leadership knows of the store (``Store.decisions``)."""
 
-    async def commit(self, epoch: int, changes: Sequence[Change]) -> bool: ...
+    @property
+    def head(self) -> tuple[int, int]: ...
+
+    async def commit(self, epoch: int, changes: Sequence[Change], *, anew: bool = False) -> bool: ...
 
     async def load(self) -> Stored: ...
 
@@ -108,6 +114,7 @@ class Core:
         self._ended = False
         self._told = ("", 0.0)  # the latest failure of the decider that was logged, and when
         self._turn_began: float | None = None
+        self._asked = time.monotonic()  # when the store last took a commit
 
     def stuck_for(self) -> float:
         """Seconds since the batch that is under way began; 0 when there is none."""
@@ -164,7 +171,7 @@ class Core:
         for item in batch:
             self._handle(item)
         changes = changes_of([(i.event, i.instructions) for i in batch if not i.error])
-        if changes:
+        if changes or time.monotonic() - self._asked > ASK_EVERY:
             await self._commit(changes)
         elif not self._valid():
             # Nothing to write, but a report that is judged by a leader of yesterday must not be taken off its agent.
@@ -201,10 +208,17 @@ class Core:
 
     async def _commit(self, changes: Sequence[Change]) -> None:
         tries = 0
+        lost = False  # the store went back in time: what it lost goes with the rest
         while self._valid():
             try:
-                if await self._store.commit(self._epoch, changes):
+                again = self._ledger.changes(await self._store.load()) if lost else []
+                if await self._store.commit(self._epoch, [*again, *changes], anew=lost):
+                    self._ledger.head, self._asked = self._store.head, time.monotonic()
                     return
+            except WentBack as error:
+                lost = True
+                self._metrics.store_errors.inc()
+                log.error("the store has lost what was decided; it is written again from memory", error=str(error))
             except StoreError as error:
                 self._metrics.store_errors.inc()
                 if tries == 0:

@@ -19,7 +19,7 @@ import structlog
 
 from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
 from sentinel.model import Component, Drain, DrainState, Fleet, Hold, Incident, Routes, Worker, WorkerState
-from sentinel.store import Change, PublishRoutes, Put, Stored
+from sentinel.store import Change, Drop, PublishRoutes, Put, Stored
 from sentinel.store.decisions import Table
 
 log = structlog.get_logger(__name__)
@@ -38,6 +38,7 @@ class Ledger:
         self.holds: dict[str, Hold] = {}
         self.pending: dict[str, AnyEffect] = {}
         self.routes: Routes | None = None
+        self.head = (0, 0)  # epoch and number of the commit that it is as of (``Stored.head``)
         self.load_fleet(fleet)
 
     def load_fleet(self, fleet: Fleet) -> None:
@@ -53,7 +54,7 @@ class Ledger:
         self.incidents = {i.id: i for i in stored.incidents}
         self.drains = {d.id: d for d in stored.drains}
         self.holds = {h.target: h for h in stored.holds}
-        self.routes = stored.routes
+        self.routes, self.head = stored.routes, stored.head
         for key, body in stored.pending.items():
             try:
                 self.pending[key] = _effect.decode(body)
@@ -62,16 +63,21 @@ class Ledger:
         return list(self.pending.values())
 
     def is_newer(self, stored: Stored) -> bool:
-        """Whether the store went back in time: a table that was published has a version, and versions only rise."""
-        return self.routes is not None and (stored.routes is None or stored.routes.version < self.routes.version)
+        """Whether the store went back in time: it was emptied, or came back with what it held some commits ago."""
+        return self.head > stored.head
 
-    def changes(self) -> list[Change]:
-        """Everything of it, to be written anew."""
-        tables: dict[Table, dict[str, Any]] = {
+    def changes(self, stored: Stored) -> list[Change]:
+        """What makes the store, as it is, hold everything of this and nothing that had ended. What nobody can read stays."""
+        ours: dict[Table, dict[str, Any]] = {
             "incident": self.incidents, "drain": self.drains, "hold": self.holds, "pending": self.pending,
         }  # fmt: skip
-        found: list[Change] = [Put(kind, key, value) for kind, table in tables.items() for key, value in table.items()]
-        return found + ([PublishRoutes(self.routes)] if self.routes else [])
+        theirs: dict[Table, Iterable[str]] = {
+            "incident": (i.id for i in stored.incidents), "drain": (d.id for d in stored.drains),
+            "hold": (h.target for h in stored.holds), "pending": (k for k, v in stored.pending.items() if _readable(v)),
+        }  # fmt: skip
+        found: list[Change] = [Drop(kind, key) for kind, keys in theirs.items() for key in keys if key not in ours[kind]]
+        found += [Put(kind, key, value) for kind, table in ours.items() for key, value in table.items()]
+        return found + ([PublishRoutes(self.routes)] if self.routes and self.routes != stored.routes else [])
 
     def apply(self, event: AnyEvent, instructions: Sequence[AnyInstruction]) -> list[Drain]:
         """Follow one event whose consequences are durable. Returns the drains that ended with it."""
@@ -143,6 +149,14 @@ class Ledger:
         kinds = "worker, node, device or incident" if incidents else "worker, node or device"
         hint = f"did you mean {_either(close)}?" if close else f"known are {_some(sorted(self.workers))}"
         return f"no {kinds} is called {target!r}; {hint}"
+
+
+def _readable(effect: bytes) -> bool:
+    try:
+        _effect.decode(effect)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _ends(name: str, target: str) -> int:

@@ -173,7 +173,7 @@ class Controller:
             serving=self._serving, desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics,
             tick=float(self.settings.tick), watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks",
             clock=self._clock,
-            memory=self._memory[1] if self._memory and self._memory[0] == lease.epoch - 1 else None,
+            memory=self._memory[1] if self._memory and self._memory[0] == self._store.lease.before else None,
         )  # fmt: skip
         try:
             await term.run()

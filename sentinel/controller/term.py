@@ -139,7 +139,7 @@ class Term:
     async def _take_over(self) -> None:
         loaded = await self._load()
         if self._memory is not None and self._memory.is_newer(loaded):
-            loaded = await self._write_again(self._memory)
+            loaded = await self._write_again(self._memory, loaded)
         pending = self.ledger.restore(loaded)
         for told in [self.core.submit(event) for event in self._known()]:
             await told
@@ -177,7 +177,7 @@ class Term:
                 await asyncio.sleep(BACKOFF[min(tries, len(BACKOFF) - 1)])
         raise AssertionError  # pragma: no cover
 
-    async def _write_again(self, memory: Ledger) -> Stored:
+    async def _write_again(self, memory: Ledger, loaded: Stored) -> Stored:
         """The store was emptied, or came back with what it held some time ago: what we know to have been decided stands."""
         log.error(
             "the store has lost what was decided; it is written again from memory",
@@ -187,7 +187,7 @@ class Term:
             if not self.lease.valid():
                 raise SteppedDown
             try:
-                if not await self._store.commit(self.lease.epoch, memory.changes()):
+                if not await self._store.commit(self.lease.epoch, memory.changes(loaded)):
                     raise SteppedDown
                 return await self._load()
             except StoreError as error:

@@ -7,7 +7,9 @@ This package exists so that nothing else in sentinel speaks to the store. What a
 * Decisions are written only under the lease's epoch, all or nothing, by one script on the server. Leases end by the
   server's clock; no clock of ours is ever compared with it.
 * A late write of our own (one that timed out here and reached the server after its retry) is refused, like a stranger's.
-* Every key carries one hash tag, ``{prefix}``, so that the scripts also work on a cluster.
+* A store that fails over (Redis Sentinel) is believed only as ``primary`` says; one that lost what it had said was done is
+  noticed by the next commit (``WentBack``), and no epoch is ever given twice.
+* Every key carries one hash tag, ``{prefix}``: all of them are one slot, which is why a cluster would be of no use.
 
 Importing this package is cheap: redis-py is imported when a store is opened.
 """
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from sentinel.store.client import Store, connect
 from sentinel.store.decisions import Change, Drop, PublishRoutes, Put, Stored
-from sentinel.store.errors import StoreError
+from sentinel.store.errors import StoreError, WentBack
 from sentinel.store.lease import Leader
 
 if TYPE_CHECKING:
     from sentinel.config import StoreSettings
 
-__all__ = ["Change", "Drop", "Leader", "PublishRoutes", "Put", "Store", "StoreError", "Stored", "open_store"]
+__all__ = ["Change", "Drop", "Leader", "PublishRoutes", "Put", "Store", "StoreError", "Stored", "WentBack", "open_store"]
 
 
 async def open_store(settings: StoreSettings, state_dir: Path | None = None) -> Store:

@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from sentinel.config import ConfigError, read_secret
 from sentinel.model import Routes
@@ -19,11 +18,13 @@ from sentinel.store.door import Door
 from sentinel.store.embedded import Embedded
 from sentinel.store.lease import Lease
 from sentinel.store.routes import RouteTable
+from sentinel.store_url import Sentinels, problem, sentinels
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from sentinel.config import StoreSettings
+    from sentinel.store.primary import Primary
 
 DEFAULT_STATE_DIR = Path("/var/lib/sentinel")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
@@ -36,21 +37,21 @@ class Kept:
         self._door = door
 
     async def put(self, key: str, value: bytes) -> None:
-        await self._door.ask("HSET", self._door.key("kept"), key, value)
+        await self._door.write("HSET", self._door.key("kept"), key, value)
 
     async def get(self, key: str) -> bytes | None:
         value: bytes | None = await self._door.ask("HGET", self._door.key("kept"), key)
         return value
 
     async def drop(self, key: str) -> None:
-        await self._door.ask("HDEL", self._door.key("kept"), key)
+        await self._door.write("HDEL", self._door.key("kept"), key)
 
 
 class Store:
     """An open store. ``lease``, ``decisions`` and ``kept`` are its parts; close it when done."""
 
-    def __init__(self, client: Redis, door: Door, server: Embedded | None = None) -> None:
-        self._client = client
+    def __init__(self, client: Redis, door: Door, server: Embedded | None = None, primary: Primary | None = None) -> None:
+        self._client, self._primary = client, primary
         self._door = door
         self._table = RouteTable(door)
         self.server = server  # the embedded server as this process sees it; None for one that runs elsewhere
@@ -73,6 +74,8 @@ class Store:
     async def close(self) -> None:
         """Let go of the connections; an embedded server that this process runs is stopped."""
         await self._client.aclose()
+        if self._primary:
+            await self._primary.aclose()
         if self.server:
             await self.server.stop()
 
@@ -86,12 +89,12 @@ async def connect(settings: StoreSettings, state_dir: Path | None) -> Store:
         where = settings.url.removeprefix("embedded:")
         embedded = Embedded(Path(where) if where else (state_dir or DEFAULT_STATE_DIR) / "store")
         await embedded.start()
-    client = _client(settings, embedded)
+    client, primary = _client(settings, embedded)
     name = f"the embedded store in {embedded.directory}" if embedded else f"the store at {settings.url}"
-    return Store(client, Door(client, name, settings.prefix, float(settings.timeout)), embedded)
+    return Store(client, Door(client, name, settings.prefix, float(settings.timeout), primary), embedded, primary)
 
 
-def _client(settings: StoreSettings, embedded: Embedded | None) -> Redis:
+def _client(settings: StoreSettings, embedded: Embedded | None) -> tuple[Redis, Primary | None]:
     from redis.asyncio import Redis  # noqa: PLC0415
     from redis.asyncio.retry import Retry  # noqa: PLC0415
     from redis.backoff import NoBackoff  # noqa: PLC0415
@@ -104,17 +107,34 @@ def _client(settings: StoreSettings, embedded: Embedded | None) -> Redis:
         "client_name": "sentinel",
     }
     if embedded:
-        return Redis(unix_socket_path=embedded.socket, **options)
-    parts = urlsplit(settings.url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(f'store.url: expected "embedded:", redis://, rediss:// or unix://, got {settings.url!r}')
-    if parts.password is not None or "password=" in parts.query:
-        raise ConfigError("store.url: holds a password; wanted store.password_file, a file that only sentinel can read")
-    if settings.password_file:
-        options["password"] = read_secret(settings.password_file, "store.password_file")
+        return Redis(unix_socket_path=embedded.socket, **options), None
+    if sentence := problem(settings.url):
+        raise ConfigError(sentence)
+    secret = read_secret(settings.password_file, "store.password_file") if settings.password_file else None
     try:
-        client = Redis.from_url(settings.url, **options)
+        if where := sentinels(settings.url):
+            return _failing_over(where, settings, options, secret)
+        client = Redis.from_url(settings.url, **(options | ({"password": secret} if secret else {})))
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # checks the options, connects not
-        return client
+        return client, None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"store.url: {settings.url!r} cannot be used: {error}") from None
+
+
+def _failing_over(where: Sentinels, settings: StoreSettings, options: dict[str, Any], secret: str | None) -> tuple[Redis, Primary]:
+    from redis.asyncio.connection import parse_url  # noqa: PLC0415
+
+    from sentinel.store.primary import Primary  # noqa: PLC0415
+
+    tls = dict(parse_url(f"{'rediss' if where.tls else 'redis'}://x?{where.query}"))
+    tls = {k: v for k, v in tls.items() if k not in ("host", "connection_class")} | ({"ssl": True} if where.tls else {})
+    keys = settings.sentinels_password_file
+    password = read_secret(keys, "store.sentinels_password_file") if keys else None
+    primary = Primary(
+        where.hosts, where.service, float(settings.timeout), sentinel_kwargs={**options, **tls, "password": password},
+        **options, **tls, username=where.user or None, password=secret,
+    )  # fmt: skip
+    client: Redis = primary.master_for(where.service)
+    for pool in (client.connection_pool, *(s.connection_pool for s in primary.sentinels)):
+        pool.make_connection()  # type: ignore[no-untyped-call]  # checks the options, connects not
+    return client, primary

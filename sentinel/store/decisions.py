@@ -5,7 +5,8 @@ What always holds here:
 * A commit is one script: it writes all of its changes, or none. It writes only while the lease is ours under that epoch.
 * Commits of one process are done in the order in which they were asked for. One that timed out here and reaches the
   server later than its successor is refused there.
-* Committing the same changes again is harmless, so after StoreError the caller may simply do that.
+* Committing the same changes again is harmless, so after StoreError the caller may simply do that. After WentBack, a
+  StoreError too, it has to write again what the store has lost as well.
 * Effects still pending come back in the order in which they were decided. Their bytes are JSON that is not looked into.
 """
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from sentinel.model import Drain, Hold, Incident, Routes
-from sentinel.store.errors import StoreError
+from sentinel.store.errors import StoreError, WentBack
 from sentinel.store.routes import decode_routes
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[Hold, ...] = ()
     pending: dict[str, bytes] = {}  # effect id → its JSON
     routes: Routes | None = None
+    head: tuple[int, int] = (0, 0)  # epoch and number of the last commit in it: what rises with every commit
 
 
 class Decisions:
@@ -76,25 +78,33 @@ class Decisions:
         self._lease = lease
         self._turn = asyncio.Lock()
         self._seq = 0
+        self.head = (0, 0)  # epoch and number of our last commit that is known to be done
 
-    async def commit(self, epoch: int, changes: Sequence[Change]) -> bool:
+    async def commit(self, epoch: int, changes: Sequence[Change], *, anew: bool = False) -> bool:
         """Write all of ``changes``, in their order, if the lease is ours under ``epoch``. False: it is not; nothing was written.
 
-        Raises ValueError, with nothing written, when a route table's version does not rise (the same table again is fine)
-        and StoreError when it could not be told whether anything was written.
+        Raises WentBack, with nothing written, when an earlier commit of ours under this epoch is not there any more, unless
+        ``anew`` says that ``changes`` make up for that; ValueError, with nothing written, when a route table's version does not
+        rise (the same table again is fine); and StoreError when it could not be told whether anything was written.
         """
         async with self._turn:
             self._seq += 1
-            names = ("lease", "routes", *TABLES)
+            seq = self._seq
+            names = ("lease", "routes", *TABLES, "head")
             keys = [self._door.key(name) for name in names]
-            args: list[str | bytes | int] = [self._lease.token, epoch, self._seq]
+            done = self.head[1] if self.head[0] == epoch and not anew else -1
+            args: list[str | bytes | int] = [self._lease.token, epoch, seq, done]
             for index, change in enumerate(changes):
                 args += self._packed(change, epoch, index)
             answer = bytes(await self._door.run("commit", keys, args))
+            if answer == b"ok":
+                self.head = (epoch, seq)
         if answer == b"fenced":
             return False
         if answer.startswith(b"stale "):
             raise ValueError(f"{keys[1]}: {answer[6:].decode()}")
+        if answer == b"lost":
+            raise WentBack(f"{keys[0]}: the store has lost commits of epoch {epoch} that it had said were done")
         if answer == b"late":
             raise StoreError(f"{keys[0]}: a later commit of epoch {epoch} is already there, so this one was not written")
         return True
@@ -114,15 +124,25 @@ class Decisions:
     async def load(self) -> Stored:
         """Everything, as of one moment. Raises StoreError naming the key and field that cannot be read."""
         key = self._door.key
-        commands = [("HGETALL", key(t)) for t in ("incident", "drain", "hold", "pending")] + [("GET", key("routes"))]
-        incidents, drains, holds, pending, routes = await self._door.ask_all(commands)
+        commands = [("HGETALL", key(t)) for t in ("incident", "drain", "hold", "pending")]
+        commands += [("GET", key("routes")), ("GET", key("head"))]
+        incidents, drains, holds, pending, routes, head = await self._door.ask_all(commands)
         return Stored(
             incidents=_decoded(key("incident"), incidents, Incident),
             drains=_decoded(key("drain"), drains, Drain),
             holds=_decoded(key("hold"), holds, Hold),
             pending=_ordered(key("pending"), pending),
             routes=decode_routes(key("routes"), routes),
+            head=_head(key("head"), head),
         )
+
+
+def _head(key: str, text: bytes | None) -> tuple[int, int]:
+    try:
+        epoch, seq = map(int, (text or b"0 0").split())
+    except ValueError:
+        raise StoreError(f"{key} is {text!r}; wanted the epoch and number of the last commit") from None
+    return epoch, seq
 
 
 def _decoded(key: str, entries: dict[bytes, bytes], kind: type[T]) -> tuple[T, ...]:

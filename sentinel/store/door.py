@@ -6,6 +6,7 @@ What always holds here:
 * Every question has a deadline (``store.timeout``); past it, and for anything else that is no answer, StoreError is raised
   with a sentence that names the key or script and the server.
 * A connection whose question was given up is closed, never put back: no answer is ever read as that of another question.
+* Where the store fails over, an answer counts only when ``primary`` says so.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
     from redis.asyncio.client import PubSub
 
+    from sentinel.store.primary import Primary
+
 
 class Door:
-    """What the parts of this package ask through: single commands, all-at-once reads, scripts, and a channel."""
+    """What the parts of this package ask through: commands, sure writes, all-at-once reads, scripts, and a channel."""
 
-    def __init__(self, client: Redis, server: str, prefix: str, timeout_s: float) -> None:
+    def __init__(self, client: Redis, server: str, prefix: str, timeout_s: float, primary: Primary | None = None) -> None:
+        """``primary``: of a store that fails over; it says when an answer counts."""
         self._client = client
         self._server = server
         self._prefix = prefix
+        self._primary = primary
         self.timeout_s = timeout_s
 
     def key(self, name: str) -> str:
@@ -41,6 +46,11 @@ class Door:
         """One command; its answer as redis-py parses it, with bytes left as bytes."""
         async with self._asking(f"{command[0]!s} {command[1]!s}" if len(command) > 1 else str(command[0])):
             return await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def write(self, *command: str | bytes) -> None:
+        """One command that writes; done when this returns."""
+        async with self._asking(f"{command[0]!s} {command[1]!s}"), self._counting() as client:
+            await client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def ask_all(self, commands: Sequence[tuple[str, str]]) -> list[Any]:
         """Several reads of one moment (MULTI … EXEC)."""
@@ -55,11 +65,11 @@ class Door:
         from redis.exceptions import NoScriptError  # noqa: PLC0415  (redis-py is slow to import; see the package)
 
         text, sha = _script(script)
-        async with self._asking(f"script {script} on {keys[0]}"):
+        async with self._asking(f"script {script} on {keys[0]}"), self._counting() as client:
             try:
-                return await self._client.evalsha(sha, len(keys), *keys, *args)
+                return await client.evalsha(sha, len(keys), *keys, *args)
             except NoScriptError:
-                return await self._client.eval(text, len(keys), *keys, *args)
+                return await client.eval(text, len(keys), *keys, *args)
 
     @asynccontextmanager
     async def subscribed(self, channel: str) -> AsyncIterator[PubSub]:
@@ -72,6 +82,23 @@ class Door:
                 yield pubsub
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def still(self, channel: PubSub) -> None:
+        """Raises StoreError when the subscription is on a server that is not the primary any more, or may not be."""
+        if self._primary:
+            connection: Any = channel.connection
+            async with self._asking("the channel's server"):
+                await self._primary.check((connection.host, int(connection.port)))
+
+    @asynccontextmanager
+    async def _counting(self) -> AsyncIterator[Redis]:
+        """A client whose answers count once the body has ended: with one server, at once."""
+        if self._primary is None:
+            yield self._client
+            return
+        async with self._client.client() as one:  # WAIT speaks of what its own connection has written
+            yield one
+            await self._primary.confirm(one)
 
     @asynccontextmanager
     async def _asking(self, what: str) -> AsyncIterator[None]:
@@ -90,12 +117,16 @@ def _translated(what: str, server: str) -> Iterator[None]:
 
     try:
         yield
+    except StoreError as error:
+        raise StoreError(f"{what}: {server}: {error}") from error
     except (RedisError, OSError) as error:
         raise StoreError(f"{what}: {server}: {_sentence(error)}") from error
 
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
+    if text.startswith(("MOVED ", "CLUSTERDOWN", "CROSSSLOT")):
+        return f"is a node of a Redis Cluster, which sentinel does not use ({text}); wanted one server, or Redis Sentinel"
     if "ompiling" in text and "script" in text:
         return f"does not take our scripts ({text}); wanted Redis 7.0 or later, or Valkey"
     return text

@@ -2,8 +2,10 @@
 
 What always holds here:
 
-* The epoch rises by one each time the lease is acquired and never falls, not even after the store was flushed: a process
-  never accepts or makes an epoch below one that it has seen.
+* The epoch rises each time the lease is acquired and never falls, not even after the store was flushed: a process never
+  accepts or makes an epoch below one that it has seen.
+* No epoch is given twice, not even by a store that came back older after a failover or a crash: the first lease that a server
+  gives in a new life as primary leaps over all that may have been given and lost (acquire.lua).
 * A lease that is still running is given to nobody else. The process that holds it may acquire it again, and gets a new
   epoch, which also fences off whatever it still had on the way under the old one.
 * Who asks is told by a token drawn at random per open store, so two processes with one name are still two.
@@ -38,15 +40,18 @@ class Lease:
         self.key = door.key("lease")
         self.token = secrets.token_hex(16)
         self._seen = 0  # the highest epoch that this process knows of
+        self.before = 0  # the highest epoch known before ours, when it was acquired last
 
     async def acquire(self, holder: str, url: str, ttl_s: float) -> int | None:
         """Take the lease for ``ttl_s`` seconds. Returns its epoch, or None while somebody else holds it."""
-        keys = [self.key, self._door.key("epoch")]
-        epoch = await self._door.run("acquire", keys, [self.token, holder, url, _milliseconds(ttl_s), self._seen])
-        if epoch is None:
+        keys = [self.key, self._door.key("epoch"), self._door.key("home")]
+        answer = await self._door.run("acquire", keys, [self.token, holder, url, _milliseconds(ttl_s), self._seen])
+        ours, epoch, *before = map(int, answer)
+        self._seen = max(self._seen, epoch)
+        if not ours:
             return None
-        self._seen = max(self._seen, int(epoch))
-        return int(epoch)
+        self.before = before[0]
+        return epoch
 
     async def renew(self, epoch: int, ttl_s: float) -> bool:
         """Extend the lease to ``ttl_s`` seconds from now. False: it is not ours any more (ended, taken, or flushed)."""

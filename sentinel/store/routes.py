@@ -69,4 +69,5 @@ class RouteTable:
                 return _DECODER.decode(message["data"])
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 pass  # anyone who may publish can push garbage; what counts is what is stored
+        await self._door.still(channel)
         return await self.current()

@@ -55,7 +55,7 @@ async def test_a_commit_that_hung_is_done_once_or_repeated_harmlessly(store_serv
 
 
 async def test_nothing_committed_is_lost_by_a_kill(store_server: Any) -> None:
-    """After SIGKILL and a restart every commit that came back True is there, and the epoch goes on from where it was."""
+    """After SIGKILL and a restart every commit that came back True is there, and the next epoch is above the last one."""
     a, b = await store_server.open(timeout=0.5), await store_server.open(timeout=0.5)
     epoch = await a.lease.acquire("a", "http://a", 300)
     committed = []
@@ -77,7 +77,7 @@ async def test_nothing_committed_is_lost_by_a_kill(store_server: Any) -> None:
     assert len(pending) <= len(committed) + 1, "at most the one that could not be told"
     assert await a.lease.renew(epoch, 300) is True
     assert await a.lease.release(epoch) is True
-    assert await b.lease.acquire("b", "http://b", 300) == epoch + 1
+    assert await b.lease.acquire("b", "http://b", 300) > epoch
 
 
 async def test_client_pause_is_waited_out_or_told(store_server: Any) -> None:

@@ -86,6 +86,7 @@ async def test_a_store_that_went_back_in_time_is_brought_forward(site: Site) -> 
     async with site.store._client.pipeline(transaction=True) as pipe:
         pipe.delete(key("drain"), key("hold"), key("lease"))
         pipe.set(key("routes"), msgspec.json.encode(Routes(version=1)))
+        pipe.set(key("head"), b"1 1")
         await pipe.execute()
     await site.leads_again(epoch)
     assert site.ledger.states()["decode-1"] is WorkerState.OUT
@@ -102,14 +103,35 @@ async def test_what_another_leader_decided_is_not_overruled(site: Site) -> None:
     assert site.ledger.drains == {}
 
 
+async def test_a_store_that_lost_a_commit_under_its_leader_is_brought_forward(site: Site) -> None:
+    """The lease is still ours, the last decisions are gone and an ended one is back: within the leadership all is as decided."""
+    epoch, key, raw = site.controller.epoch, site.store._door.key, site.store._client
+    async with raw.pipeline(transaction=True) as pipe:  # what a replica that missed the last commits holds
+        pipe.hset(key("lease"), "seq", 1)
+        pipe.set(key("head"), f"{epoch} 1")
+        pipe.delete(*map(key, ("drain", "hold", "incident")))
+        pipe.hset(key("hold"), "decode-3", b'{"target":"decode-3","keep":"out","reason":"lifted since","by":"ada","at":1.0}')
+        await pipe.execute()
+
+    def held(stored: Any) -> Any:
+        return ({i.id for i in stored.incidents}, {d.worker for d in stored.drains}, {h.target for h in stored.holds})
+
+    async with asyncio.timeout(20):
+        while held(await site.store.decisions.load()) != (set(site.ledger.incidents), {"decode-1"}, {"decode-2"}):
+            await asyncio.sleep(0.01)
+    assert site.controller.epoch == epoch
+    assert site.ledger.incidents
+
+
 @pytest.mark.parametrize(
-    ("mine", "theirs", "newer"), [(5, 4, True), (5, 5, False), (5, 6, False), (5, None, True), (None, None, False)]
+    ("mine", "theirs", "newer"),
+    [((5, 2), (5, 1), True), ((5, 2), (4, 9), True), ((5, 2), (5, 2), False), ((5, 2), (6, 1), False), ((1, 1), (0, 0), True)],
 )
-def test_versions_tell_who_is_newer(mine: int | None, theirs: int | None, newer: bool) -> None:
-    """A table's version only rises, so a lower one in the store is a store that went back."""
+def test_the_last_commit_tells_who_is_newer(mine: tuple[int, int], theirs: tuple[int, int], newer: bool) -> None:
+    """Epochs rise, and numbers within them, so a lower last commit in the store is a store that went back."""
     ledger = Ledger(rack())
-    ledger.routes = Routes(version=mine) if mine else None
-    assert ledger.is_newer(Stored(routes=Routes(version=theirs) if theirs else None)) is newer
+    ledger.head = mine
+    assert ledger.is_newer(Stored(head=theirs)) is newer
 
 
 async def test_who_cannot_read_what_was_decided_gives_the_lease_back(site: Site, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 #!lua
 -- Write a batch of decisions if the lease is ours: all of it, or none.
--- KEYS: lease, routes, then one hash per table. ARGV: token, epoch, sequence number, then four per change:
+-- KEYS: lease, routes, one hash per table, head. ARGV: token, epoch, sequence number, that of the last commit known done
+-- under this epoch (-1: write anyway), then four per change:
 --   'put', index into KEYS, field, value | 'drop', index into KEYS, field, '' | 'routes', 2, version, table as JSON
--- Returns 'ok', 'fenced' (the lease is not ours), 'late' (a later commit of this epoch is already here), or 'stale …'
--- (the route table's version does not rise). Everything that can go wrong is checked before the first write.
+-- Returns 'ok', 'fenced' (the lease is not ours), 'late' (a later commit of this epoch is already here), 'lost'
+-- (an earlier commit of this epoch is not), or 'stale …' (the route table's version does not rise). Everything that can go wrong is checked before the first write.
 for i, key in ipairs(KEYS) do
-  local want = i == 2 and 'string' or 'hash'
+  local want = (i == 2 or i == #KEYS) and 'string' or 'hash'
   local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= want then
     return redis.error_reply('ERR ' .. key .. ' is a ' .. kind .. '; wanted a ' .. want)
@@ -15,10 +16,11 @@ end
 local held = redis.call('HMGET', KEYS[1], 'token', 'epoch', 'seq')
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 'fenced' end
 if (tonumber(held[3]) or 0) >= tonumber(ARGV[3]) then return 'late' end
+if (tonumber(held[3]) or 0) < tonumber(ARGV[4]) then return 'lost' end
 
 local standing = redis.call('GET', KEYS[2])
 local version = nil
-for i = 4, #ARGV, 4 do
+for i = 5, #ARGV, 4 do
   if ARGV[i] == 'routes' then
     if version == nil then
       version = -1
@@ -40,7 +42,8 @@ for i = 4, #ARGV, 4 do
 end
 
 redis.call('HSET', KEYS[1], 'seq', ARGV[3])
-for i = 4, #ARGV, 4 do
+redis.call('SET', KEYS[#KEYS], ARGV[2] .. ' ' .. ARGV[3])
+for i = 5, #ARGV, 4 do
   local key = KEYS[tonumber(ARGV[i + 1])]
   if ARGV[i] == 'put' then
     redis.call('HSET', key, ARGV[i + 2], ARGV[i + 3])
