@@ -105,7 +105,7 @@ def unknown(
             return "" if set(nodes) & set(maintained) else f"{ask.target!r} is not under maintenance; {hint}"
         if nodes:
             return ""
-        sentence = ledger.unknown(ask.target, seen)
+        sentence = ledger.unknown(ask.target, seen).replace("no worker, node or device", "no node or rack", 1)
         return sentence or f"{ask.target!r} is neither a node nor a rack; maintain works on whole nodes"
     if ask.verb == "release":
         held = sorted(ledger.holds)

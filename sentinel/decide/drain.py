@@ -130,7 +130,7 @@ class Drains:
                 self.move(drain, outcome, drain.reason)
             case "idle", S.DEROUTED:
                 self._left(drain, idle=bool(event.ok), detail=event.detail)
-            case "stop", S.STOPPING if drain.kind == "retire":
+            case "stop", S.STOPPING if drain.kind == "retire" and self._stands_by(drain):
                 self.move(drain, "retired", "stopped; stands by again", stopped=True)
                 self.p.standby_up.discard(drain.worker)
             case "stop", S.STOPPING | S.REQUESTED:
@@ -153,6 +153,11 @@ class Drains:
                 pass
         return None
 
+    def _stands_by(self, drain: Drain) -> bool:
+        """Whether it is still configured as a standby: one that is not is wanted, and comes back from where it is."""
+        worker = self.p.workers.get(drain.worker)
+        return worker is None or worker.standby
+
     def _left(self, drain: Drain, *, idle: bool, detail: str) -> None:
         why = "nothing in flight" if idle else f"deadline passed: {detail or 'requests still in flight'}"
         if not idle:
@@ -163,7 +168,8 @@ class Drains:
             self.move(drain, "park", why)
 
     def _back(self, drain: Drain) -> None:
-        if drain.kind == "start" and drain.worker in self.p.workers:
+        worker = self.p.workers.get(drain.worker)
+        if worker is not None and worker.standby:  # one that fell ill on its way up is up now all the same
             self.p.standby_up.add(drain.worker)
         self.move(drain, "rerouted", "takes traffic again" if drain.kind == "drain" else "takes traffic")
 
@@ -257,7 +263,9 @@ class Drains:
 
     def give_up(self, drain: Drain, why: str) -> Drain:
         """A person wants it back: at once while nothing is stopped, else by the way that leads back from where it is."""
-        if (drain.state, "cancel") in MOVES and drain.response is not Response.EVICT:
+        worker = self.p.workers.get(drain.worker)
+        held = worker is not None and self.p.held(worker, "out") is not None  # then it goes the long way, and waits there
+        if (drain.state, "cancel") in MOVES and drain.response is not Response.EVICT and not held:
             return self.move(drain, "cancel", why)
         if drain.state is S.OUT:  # whoever says so has mended it, or does not want it mended
             return self.come_back(msgspec.structs.replace(drain, repair=Action.NONE), why)

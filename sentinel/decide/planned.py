@@ -87,7 +87,8 @@ def not_looked_at(p: Picture, worker: Worker, since: float) -> str:
         if view is None or view.heard_at <= since:
             return f"no report of {node}"
         for f in p.to_look_at.get(node, ()):
-            if worker in p.touching(f.component) and not p.conditions.clean_since(f.component, f.check, Kind.STATE, since):
+            counts = p.conditions.get(f.component, f.check) is not None and worker in p.touching(f.component)
+            if counts and not p.conditions.clean_since(f.component, f.check, Kind.STATE, since):
                 return f"{f.check} on {f.component}"
     return ""
 

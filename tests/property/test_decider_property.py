@@ -90,6 +90,10 @@ class Fleet(RuleBasedStateMachine):
     def look(self, worker: str, reachable: bool | None, load: int | None) -> None:
         self.world.watched(worker, reachable, load)
 
+    @rule(node=st.sampled_from(NODES), seconds=st.sampled_from([None, None, 30, 600]))
+    def maintain(self, node: str, seconds: int | None) -> None:
+        self.world.ask("maintain", node, until=None if seconds is None else self.world.now + seconds)
+
     @rule(
         verb=st.sampled_from(["drain", "undrain", "hold", "release"]),
         whom=st.sampled_from([*WORKERS, *NODES]),

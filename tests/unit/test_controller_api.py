@@ -317,6 +317,11 @@ class TestOperators:
             ({"verb": "drain", "target": "decode-1", "reason": "x", "deadline_s": -1}, "deadline_s"),
             ({"verb": "hold", "target": "decode-1", "reason": "x", "until": 5.0}, "until"),
             ({"verb": "hold", "target": "decode-1", "reason": "x" * 501}, "reason"),
+            ({"verb": "maintain", "target": "t03", "lasts_s": 60}, "reason"),
+            ({"verb": "maintain", "target": "t03", "reason": "x"}, "must end by itself"),
+            ({"verb": "maintain", "target": "t03", "reason": "x", "lasts_s": 8 * 86400}, "7 days at most"),
+            ({"verb": "maintain", "target": "t03", "end": True, "lasts_s": 60}, "wanted either"),
+            ({"verb": "drain", "target": "t03", "reason": "x", "end": True}, "of maintain"),
         ],
     )  # fmt: skip
     async def test_a_request_that_makes_no_sense_is_400(self, site: Site, body: dict[str, Any], says: str) -> None:
@@ -325,6 +330,19 @@ class TestOperators:
         assert status == 400
         assert says in answer["error"]
         assert (await site.status())["drains"] == []
+
+    async def test_maintain_works_on_whole_nodes_and_racks(self, site: Site) -> None:
+        """A worker, a misspelt name and a window that is not there are 404; a long one needs force; nothing else is touched."""
+        for target, says in (("decode-1", "neither a node nor a rack"), ("t0", "no node or rack"), ("rack-9", "no node or rack")):
+            status, body = await site.caller.post("/v1/ask", {"verb": "maintain", "target": target, "reason": "x", "lasts_s": 60})
+            assert (status, says in body["error"]) == (404, True), body
+        status, body = await site.caller.post("/v1/ask", {"verb": "maintain", "target": "t03", "end": True})
+        assert (status, "not under maintenance" in body["error"]) == (404, True)
+        ask = {"verb": "maintain", "target": "t03", "reason": "x", "lasts_s": 8 * 86400, "force": True}
+        status, body = await site.caller.post("/v1/ask", ask)
+        assert (status, [d["worker"] for d in body["drains"]]) == (200, ["decode-1"])
+        (held,) = (await site.status())["holds"]
+        assert (held["target"], held["planned"], held["keep"]) == ("t03", True, "out")
 
     async def test_a_hold_outranks_and_can_be_lifted(self, site: Site) -> None:
         """Held in, a doubtful fault drains nothing; the hold is listed, and release takes it away; twice is 404."""

@@ -180,6 +180,22 @@ class TestActing:
         assert again.code == 1
         assert "none" in again.err
 
+    async def test_maintain_a_node(self, site: Site) -> None:
+        """Said once: the worker leaves, what breaks meanwhile is shown and is no incident, and the end is one word."""
+        ran = await site.run("maintain", "t03", "--for", "2h", "--reason", "new cable")
+        assert ran.code == 0, ran.err
+        assert "decode-1" in ran.out and "under maintenance until" in ran.out
+        await until(lambda: "decode-1" in site.serving.did("deroute"), "it leaves")
+        await break_decode_1(site)
+        assert json.loads((await site.run("incidents", "--json")).out) == []
+        for words in (("status",), ("explain", "t03"), ("explain", "decode-1")):
+            told = await site.run(*words)
+            assert "under maintenance" in told.out and "new cable" in told.out and "xid.79" in told.out, told
+        ran = await site.run("maintain", "t03", "--end")
+        assert (ran.code, "no more" in ran.out) == (0, True)
+        again = await site.run("maintain", "t03", "--end")
+        assert (again.code, "under maintenance are: none" in again.err) == (1, True)
+
     async def test_an_incident_is_acknowledged_and_resolved(self, site: Site) -> None:
         """Whoever is on it says so, and ends it by hand; an incident that is over cannot be ended again."""
         await break_decode_1(site)
@@ -205,7 +221,8 @@ class TestFailing:
         [
             (("drain", "decode-1"), "--reason"), (("drain", "decode-1", "--reason", "x", "--deadline", "2"), "duration"),
             (("hold", "decode-1", "--reason", "x"), "--in or --out"), (("status", "--controller", "nonsense"), "http"),
-            (("status", "--token-file", "/nowhere/token"), "/nowhere/token"),
+            (("status", "--token-file", "/nowhere/token"), "/nowhere/token"), (("maintain", "t03", "--reason", "x"), "--for"),
+            (("maintain", "t03", "--for", "2h"), "--reason"), (("maintain", "t03", "--end", "--for", "2h"), "--end"),
         ],
     )  # fmt: skip
     async def test_a_wrong_command_line_is_2(self, site: Site, words: tuple[str, ...], says: str) -> None:
