@@ -124,8 +124,10 @@ def _translated(what: str, server: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
+    from redis.exceptions import ClusterDownError, MovedError  # noqa: PLC0415
+
     text = " ".join(str(error).split()) or type(error).__name__
-    if text.startswith(("MOVED ", "CLUSTERDOWN", "CROSSSLOT")):
+    if isinstance(error, MovedError | ClusterDownError):
         return f"is a node of a Redis Cluster, which sentinel does not use ({text}); wanted one server, or Redis Sentinel"
     if "ompiling" in text and "script" in text:
         return f"does not take our scripts ({text}); wanted Redis 7.0 or later, or Valkey"
