@@ -150,10 +150,10 @@ class Conditions:
         often = len(condition.came) >= memory.flap_count and at - condition.came[0] <= memory.flap_window
         return often and at - condition.bad_at < memory.flap_hold
 
-    def anew(self, component: Component) -> None:
-        """What is still so there counts from its next sample as if it had just been found; it has not flapped."""
+    def anew(self, component: Component, check: str = "") -> None:
+        """What (of this check) is still so there counts from its next sample as if it had just been found; it has not flapped."""
         for condition in self.under(component):
-            if condition.finding.kind is Kind.STATE:
+            if condition.finding.kind is Kind.STATE and check in ("", condition.finding.check):
                 condition.raised, condition.bad = False, 0
 
     def quiet_since(self, finding: Finding) -> float:

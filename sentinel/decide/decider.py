@@ -118,7 +118,6 @@ class Decider:
                 for node in event.nodes:
                     self._heard(node)
                     self._placed(node, None)
-                    self._placed(node, None)
             case Watched():
                 self._watched(event)
             case Done():
@@ -226,8 +225,10 @@ class Decider:
             self._judge(*alone, Change.RAISED)
         self.incidents.page_settled(self.systemic.covers)
         self.ease.tick()
+        frozen = self.systemic.checks()
         for kept in self.waiting.again():
-            self.responses.take_out(kept)
+            if not (frozen and self.systemic.rests(kept.incident, kept.rule, frozen)):
+                self.responses.take_out(kept)
         self.capacity.stand_down()
         self.capacity.shortage.ask()
         self.spare.tell()

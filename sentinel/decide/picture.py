@@ -123,7 +123,8 @@ class Picture(Written):
         if event.routes:
             self.routes = event.routes
             states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
-            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in SERVES}
+            # One that is out was up before, and is up again when it is back.
+            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in (*SERVES, WorkerState.OUT)}
         for incident in event.incidents:
             for finding in incident.findings:
                 self.conditions.restore(finding, still_open=incident.closed_at is None)
@@ -137,7 +138,7 @@ class Picture(Written):
         self._on = self._changed = None
         self.workers = {w.name: w for w in fleet.workers}
         self.pools = {p.name: p for p in fleet.pools}
-        self.standby_up &= set(self.workers)
+        self.standby_up &= {w.name for w in fleet.workers if w.standby}  # the others are meant to serve always
         for name in self.expected_nodes():
             self.nodes.setdefault(name, NodeView(heard_at=self.now))
 
@@ -211,7 +212,8 @@ class Picture(Written):
             return WorkerState.STANDBY
         if drain and gentle(drain):
             return WorkerState.CORDONED if drain.response is Response.CORDON else WorkerState.ACTIVE
-        return WorkerState.OUT if drain and drain.kind != "start" else WorkerState.ACTIVE
+        # A standby that is configured as one no more, in the middle of its start, does not serve yet.
+        return WorkerState.OUT if drain and (drain.kind != "start" or not worker.standby) else WorkerState.ACTIVE
 
     def keeps(self, response: Response) -> float:
         """What part of the new sessions that it is worth a worker is still given under this response."""
@@ -223,11 +225,12 @@ class Picture(Written):
         return self.keeps(drain.response) if drain and gentle(drain) and drain.response is Response.STEER else 1.0
 
     def held(self, worker: Worker, keep: str) -> Hold | None:
-        """A person's unexpired word about this worker, its node, or a GPU of it."""
+        """A person's unexpired word about this worker, its node, a GPU of it, or whatever else means it (``meant``)."""
         names = {worker.name, *worker.nodes, *(str(g) for g in self.gpus_of(worker)), *(g.node for g in self.gpus_of(worker))}
         for target, hold in self.holds.items():
-            if target in names and hold.keep == keep and (hold.until is None or hold.until > self.now):
-                return hold
+            if hold.keep == keep and (hold.until is None or hold.until > self.now):
+                if target in names or ("/" in target and worker in self.meant(target)):
+                    return hold
         return None
 
 

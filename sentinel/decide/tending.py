@@ -22,11 +22,10 @@ def tend(
     """End and page what is due. ``orphaned``: why an incident has nobody left who could say that it is over; "" while it has."""
     drains_by_place, kept, covered = by_place(p.drains.values()), waiting.incidents_kept(), systemic.covers()
     for incident in p.open_incidents():
-        check = systemic_check(incident)
-        if check:
-            if systemic.over(incident) and p.now - incident.opened_at > p.policy.timing.silent_after:
-                incidents.close(incident, f"{check} is no longer reported anywhere")
-                systemic.forget(check)
+        if systemic_check(incident):
+            over = systemic.over(incident) if p.now - incident.opened_at > p.policy.timing.silent_after else ""
+            if over:
+                systemic.end(incident, over)
             continue
         rule = p.rules.rule_for(incident.findings[0]) if incident.findings else None
         drains, held = incidents.answering(incident, drains_by_place), incident.id in kept

@@ -1,0 +1,249 @@
+"""What goes wrong between two concerns that are each right by themselves: found by trying to break the decider."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker
+from sentinel.model import Action, DrainState, Finding, Fleet, GpuPlace, Place, Severity, WorkerState, gpu_component
+from sentinel.testing.decisions import PCIS, World, rack
+
+
+def off_bus(w: World, node: str) -> Finding:
+    return w.xid(79, node, action=Action.REBOOT_NODE)
+
+
+def remap(w: World, node: str, present: bool = True) -> Finding:
+    return w.state("gpu.row_remap_pending", gpu_component(node, PCIS[0]), present, action=Action.RESET_GPU)
+
+
+def sick(w: World, node: str, present: bool = True, check: str = "gpu.thermal") -> Finding:
+    return w.state(check, gpu_component(node, PCIS[0]), present, severity=Severity.FATAL, action=Action.RESET_GPU)
+
+
+def with_pool(fleet: Fleet, **fields: object) -> Fleet:
+    return msgspec.structs.replace(fleet, pools=(msgspec.structs.replace(fleet.pools[0], **fields), *fleet.pools[1:]))
+
+
+def configured(fleet: Fleet, name: str, **fields: object) -> Fleet:
+    workers = tuple(msgspec.structs.replace(x, **fields) if x.name == name else x for x in fleet.workers)
+    return msgspec.structs.replace(fleet, workers=workers)
+
+
+def short(w: World) -> None:
+    """Three of four decoders are gone, so that the standby starts."""
+    for node in ("t03", "t04", "t05"):
+        w.report(off_bus(w, node))
+    w.pass_time(30)
+    assert w.state_of("spill-2") is WorkerState.ACTIVE
+
+
+class TestSystemic:
+    def fleet(self, **fields: object) -> Fleet:
+        return with_pool(rack(decoders=10), floor=0.0, max_domain_share=1.0, **fields)
+
+    def test_what_a_budget_kept_in_is_not_drained_while_its_check_is_frozen(self) -> None:
+        """The guard counts for those that were waiting before it began, too: room in the budget is no reason to go on."""
+        w = World(self.fleet(max_doubtful_drains=0))
+        for node in ("t03", "t04", "t05", "t06", "t07"):
+            for _ in range(2):
+                w.report(sick(w, node, check="gpu.odd"), sick(w, node))  # two checks: such an incident is not merged
+        assert [i for i in w.open_incidents() if i.culprit == "fleet"]
+        waited = {"decode-1", "decode-2", "decode-3"}
+        assert w.decider.held_back() >= waited
+        w.reload(self.fleet(max_doubtful_drains=9))
+        w.pass_time(60)
+        assert not waited & {d.worker for d in w.decider.p.open_drains()}
+
+    def test_few_that_stay_bad_do_not_hide_the_next_fault(self) -> None:
+        """Hours after a wave of which one node is left, another node's fault is acted on and called for by itself."""
+        w = World(self.fleet(max_doubtful_drains=9))
+        for node in [f"t{n:02d}" for n in range(3, 13)]:
+            w.report(sick(w, node))
+            w.report(sick(w, node))
+        for node in [f"t{n:02d}" for n in range(4, 13)]:
+            w.report(sick(w, node, present=False))
+            w.report(sick(w, node, present=False))
+        for _ in range(120):
+            w.pass_time(60, step=10)
+            w.report(sick(w, "t03"))
+        assert not [i for i in w.open_incidents() if i.culprit == "fleet"]
+        before = len(w.pages)
+        w.report(sick(w, "t09"))
+        w.report(sick(w, "t09"))
+        assert w.state_of("decode-7") is WorkerState.OUT
+        assert [p.component for p in w.pages[before:]] == [f"t09/gpu@{PCIS[0]}"]
+
+    def test_what_is_left_of_a_wave_is_judged_by_itself_when_the_wave_is_over(self) -> None:
+        """A node that the guard kept in, and that is still bad when the others are well, is drained and called for."""
+        w = World(self.fleet(max_doubtful_drains=0))
+        nodes = [f"t{n:02d}" for n in range(3, 13)]
+        for node in nodes:
+            w.report(sick(w, node))
+            w.report(sick(w, node))
+        for node in nodes[:-1]:
+            w.report(sick(w, node, present=False))
+            w.report(sick(w, node, present=False))
+        w.reload(self.fleet(max_doubtful_drains=9))
+        pages = len(w.pages)
+        for _ in range(20):
+            w.report(sick(w, "t12"))
+            w.pass_time(60, step=10)
+        assert w.drain_of("decode-10") is not None
+        assert [p.event for p in w.pages[pages:]].count("trigger") == 1
+
+    def test_many_that_stay_bad_keep_it_frozen(self) -> None:
+        """A rollout that nobody has stopped is no more many faults tomorrow than it is today."""
+        w = World(self.fleet(max_doubtful_drains=9))
+        nodes = [f"t{n:02d}" for n in range(1, 15)]
+        for node in nodes:
+            w.report(w.mismatch(node))
+        for _ in range(30):
+            w.pass_time(60, step=20)
+            for node in nodes:
+                w.report(w.mismatch(node))
+        assert [i.culprit for i in w.open_incidents()] == ["fleet"]
+        assert [p.event for p in w.pages] == ["trigger"]
+
+    def test_a_node_that_goes_on_being_bad_is_written_down_once(self) -> None:
+        """Of a rollout over a hundred nodes the store hears once for each, not with every report."""
+        fleet = rack(decoders=90)
+        w = World(fleet)
+        for _ in range(2):
+            for node in fleet.nodes:
+                w.report(w.mismatch(node))
+        before = sum(len(out) for _, out in w.journal)
+        for node in fleet.nodes:
+            w.report(w.mismatch(node))
+        assert sum(len(out) for _, out in w.journal) == before
+
+
+class TestStandbys:
+    def test_one_that_falls_ill_while_it_starts_serves_when_it_is_mended(self) -> None:
+        """What was started, tested and put back is in the table: not a stopped standby that answers requests."""
+        w = World()
+        w.held = lambda e: isinstance(e, StartWorker)
+        for node in ("t03", "t04", "t05"):
+            w.report(off_bus(w, node))
+        w.pass_time(5)
+        w.report(remap(w, "t08"))
+        w.held = lambda e: False
+        w.pass_time(5)
+        for _ in range(4):
+            w.report(remap(w, "t08", present=False))
+            w.pass_time(10)
+        assert [e for e in w.did(Reroute) if e.worker == "spill-2"]  # type: ignore[attr-defined]
+        assert w.state_of("spill-2") is WorkerState.ACTIVE
+
+    def test_a_new_leader_knows_that_one_which_is_out_was_up(self) -> None:
+        """A take-over changes nobody's row of the table, and what comes back afterwards serves."""
+        w = World()
+        short(w)
+        w.report(remap(w, "t08"))
+        w.pass_time(2)
+        assert w.state_of("spill-2") is WorkerState.OUT
+        w.lead()
+        assert w.state_of("spill-2") is WorkerState.OUT
+        w.pass_time(5)
+        for _ in range(3):
+            w.report(remap(w, "t08", present=False))
+            w.pass_time(10)
+        assert w.state_of("spill-2") is WorkerState.ACTIVE
+        assert len([e for e in w.did(StartWorker) if e.worker == "spill-2"]) == 2  # type: ignore[attr-defined]
+
+    def test_one_that_is_configured_to_serve_always_is_not_stood_down(self) -> None:
+        """A worker that was a standby when it was started, and is none any more, is not stopped for want of need."""
+        w = World()
+        short(w)
+        w.reload(configured(w.fleet, "spill-2", standby=False))
+        for worker in ("decode-1", "decode-2", "decode-3"):
+            w.ask("undrain", worker)
+        for incident in w.open_incidents():
+            w.ask("resolve", incident.id)
+        w.pass_time(3000, step=5)
+        assert w.weight("main") == 1.0
+        assert not [e for e in w.did(StopWorker) if e.worker == "spill-2"]  # type: ignore[attr-defined]
+        assert w.state_of("spill-2") is WorkerState.ACTIVE
+
+    @pytest.mark.parametrize("kind", [Deroute, StopWorker])
+    def test_one_that_is_being_stood_down_and_is_wanted_again_comes_back(self, kind: type) -> None:
+        """Configured to serve always in the middle of its way out: it is started and tested, and then serves."""
+        w = World()
+        short(w)
+        for worker in ("decode-1", "decode-2", "decode-3"):
+            w.ask("undrain", worker)
+        for incident in w.open_incidents():
+            w.ask("resolve", incident.id)
+        w.held = lambda e: isinstance(e, kind) and e.worker == "spill-2"  # type: ignore[attr-defined]
+        w.pass_time(1500, step=5)
+        assert w.state_of("spill-2") is WorkerState.OUT
+        w.reload(configured(w.fleet, "spill-2", standby=False))
+        w.held = lambda e: False
+        w.settle()
+        assert w.state_of("spill-2") is not WorkerState.ACTIVE
+        w.pass_time(20)
+        assert w.state_of("spill-2") is WorkerState.ACTIVE
+        assert len([e for e in w.did(StartWorker) if e.worker == "spill-2"]) == 2  # type: ignore[attr-defined]
+
+    def test_one_that_is_configured_to_serve_while_it_starts_gets_no_traffic_before_it_is_tested(self) -> None:
+        """The table says out of whoever has not answered yet."""
+        w = World()
+        w.held = lambda e: isinstance(e, StartWorker)
+        for node in ("t03", "t04", "t05"):
+            w.report(off_bus(w, node))
+        w.pass_time(5)
+        w.reload(configured(w.fleet, "spill-2", standby=False))
+        assert w.state_of("spill-2") is WorkerState.OUT
+        w.held = lambda e: False
+        w.pass_time(5)
+        assert w.state_of("spill-2") is WorkerState.ACTIVE
+
+
+class TestHolds:
+    @pytest.mark.parametrize("target", [f"t03/gpu@{PCIS[0]}/nvlink3", "t03/ib@mlx5_0", "t03/ib@mlx5_0/port1"])
+    def test_a_word_about_a_part_holds_whom_it_means(self, target: str) -> None:
+        """What a person may name (a link, an adapter) holds the workers on it in, and out, as a drain of it would drain them."""
+        w = World()
+        w.ask("hold", target, keep="in")
+        w.report(off_bus(w, "t03"))
+        w.pass_time(5)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+        w = World()
+        w.ask("hold", target, keep="out")
+        w.pass_time(2)
+        w.ask("undrain", "decode-1")
+        w.pass_time(20)
+        assert w.state_of("decode-1") is WorkerState.OUT
+        w.ask("release", target)
+        w.pass_time(20)
+        w.ask("undrain", "decode-1")
+        w.pass_time(20)
+        drain = w.drain_of("decode-1")
+        assert drain is not None and drain.state is DrainState.DONE
+
+
+def test_a_quiet_heartbeat_is_one_word_about_a_place() -> None:
+    """A node that is only heard confirms its place once for each heartbeat: a dispute lasts as long as when it reports."""
+    gpus = (GpuPlace(pci=PCIS[0], uuid="GPU-1"),)
+
+    def told(heard: bool) -> int:
+        w = World()
+        w.report(node="t03", place=Place(chassis="1", gpus=gpus))
+        w.report(node="t04", place=Place(chassis="1", gpus=gpus))
+        calls = 0
+        judge = w.decider.p.topology.heard
+
+        def counted(node: str, place: Place | None, at: float) -> list[Finding]:
+            nonlocal calls
+            calls += 1
+            return judge(node, place, at)
+
+        w.decider.p.topology.heard = counted  # type: ignore[method-assign]
+        if heard:
+            w.handle(Heard(id="h", at=w.now, nodes=("t03",)))
+        else:
+            w.report(node="t03")
+        return calls
+
+    assert told(heard=True) == told(heard=False) == 1
