@@ -26,7 +26,10 @@ class Leaving:
         self._expected: tuple[Fleet, frozenset[str]] = (picture.fleet, frozenset())
 
     def come_again(self) -> None:
-        """The fleet was loaded or restored: who was out when it left, and has come again, is tested first."""
+        """The fleet was loaded or restored: drains of who has come again go on; who was out when it left is tested first."""
+        for drain in self.p.open_drains():
+            if drain.worker in self.p.workers and _left_at(drain) is not None:
+                self.drains.note(drain, _AGAIN, f"{drain.worker} is configured again: this goes on")
         last: dict[str, Drain] = {}
         for drain in self.p.drains.values():
             before = last.get(drain.worker)
@@ -71,20 +74,22 @@ class Leaving:
         return known
 
     def tick(self) -> None:
-        """Drains whose workers left: they stand still, go on, or have stood for long enough."""
+        """Drains whose workers left stand still, and are ended when they have stood for long enough."""
+        limit = self.p.policy.timing.keep_closed
         for drain in self.p.open_drains():
-            self._gone(drain)
+            if drain.worker in self.p.workers:
+                continue
+            since = _left_at(drain)
+            if since is None:
+                self.drains.note(drain, _LEFT, f"{drain.worker} is not configured: this stands still")
+            elif self.p.now - since > limit and not _repairs(self.p, drain):
+                self.drains.drop(drain, f"{drain.worker} has not been in the configuration for {limit / 3600:g} h")
 
-    def _gone(self, drain: Drain) -> None:
-        there, limit = drain.worker in self.p.workers, self.p.policy.timing.keep_closed
-        step = next((s for s in reversed(drain.history) if s.what in (_LEFT, _AGAIN)), None)
-        left = step is not None and step.what == _LEFT
-        if there and left:
-            self.drains.note(drain, _AGAIN, f"{drain.worker} is configured again: this goes on")
-        elif not there and not left:
-            self.drains.note(drain, _LEFT, f"{drain.worker} is not configured: this stands still")
-        elif step is not None and not there and self.p.now - step.at > limit and not _repairs(self.p, drain):
-            self.drains.drop(drain, f"{drain.worker} has not been in the configuration for {limit / 3600:g} h")
+
+def _left_at(drain: Drain) -> float | None:
+    """When its worker left the configuration, as its history tells; None: it has not, or has come again."""
+    step = next((s for s in reversed(drain.history) if s.what in (_LEFT, _AGAIN)), None)
+    return step.at if step is not None and step.what == _LEFT else None
 
 
 def _repairs(p: Picture, drain: Drain) -> bool:
