@@ -123,8 +123,8 @@ class Picture(Written):
         if event.routes:
             self.routes = event.routes
             states = {e.worker: e.state for r in event.routes.pools for e in r.workers}
-            # One that is out was up before, and is up again when it is back.
-            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in (*SERVES, WorkerState.OUT)}
+            up = (*SERVES, WorkerState.OUT)  # one that is out was up before, and is up again when it is back
+            self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in up}
         for incident in event.incidents:
             for finding in incident.findings:
                 self.conditions.restore(finding, still_open=incident.closed_at is None)
@@ -228,9 +228,9 @@ class Picture(Written):
         """A person's unexpired word about this worker, its node, a GPU of it, or whatever else means it (``meant``)."""
         names = {worker.name, *worker.nodes, *(str(g) for g in self.gpus_of(worker)), *(g.node for g in self.gpus_of(worker))}
         for target, hold in self.holds.items():
-            if hold.keep == keep and (hold.until is None or hold.until > self.now):
-                if target in names or ("/" in target and worker in self.meant(target)):
-                    return hold
+            counts = hold.keep == keep and (hold.until is None or hold.until > self.now)
+            if counts and (target in names or ("/" in target and worker in self.meant(target))):
+                return hold
         return None
 
 

@@ -84,7 +84,7 @@ class Systemic:
             summary=summary,
             findings=(finding,),
             history=(
-                Step(at=at, what="found", why=f"{summary}: one cause, not {many.partition(' ')[0]} faults", cause=cause, rule="systemic"),
+                Step(at=at, what="found", why=f"{summary}: one cause, not {many.split()[0]} faults", cause=cause, rule="systemic"),
                 Step(at=at, what="frozen", why=f"no automatic drain on {finding.check} until it ends", cause=cause),
             ),
         )
@@ -117,7 +117,8 @@ class Systemic:
         quiet = self.p.now - max(incident.opened_at, *(s.at for s in incident.history if s.what in _TURNED))
         if check.startswith("rack.") or few >= self._many(len(self.p.nodes)) or quiet <= window:
             return ""
-        return f"{check} is left on {few} of {len(self.p.nodes)} nodes and has come to no other for {quiet / 60:.0f} min: each is judged by itself again"
+        left_on = f"{check} is left on {few} of {len(self.p.nodes)} nodes and has come to no other for {quiet / 60:.0f} min"
+        return f"{left_on}: each is judged by itself again"
 
     def end(self, incident: Incident, why: str) -> None:
         """What is still so on a node, and has no incident of its own, counts as if it had just been found."""
