@@ -1,0 +1,347 @@
+"""The breakers as one gateway knows them: a local copy, pushed by the store, and outcomes told in batches.
+
+This module exists so that an ordinary request costs a look into a dictionary. What always holds here:
+
+* A closed breaker is answered from memory. The store is asked for a probe only, and not again while it said that there is none.
+* Outcomes are gathered: fine ones are told every ``flush``, a failure at once, one question on its way at a time.
+* What is newer wins: a push and a listing are put in order by the version, which rises with the server's clock.
+* While the store is away the copy goes on from what it knew, by the same rules and thresholds, for this gateway alone
+  (``alone``); when the store is back, what it says stands, and what was decided alone is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Literal, TypeVar
+
+import structlog
+
+from sentinel.gateway.breaker_copy import Copy, milliseconds
+from sentinel.gateway.guards import Outcome, Permit
+from sentinel.store import StoreError
+from sentinel.store.breakers import BreakerRecords, Standing
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+DRY = 0.1  # seconds, at least, without asking again for a probe after there was none; a push or a poll ends them sooner
+PATIENCE = (
+    0.25  # seconds that a request waits to hear whether it may be a probe; a probe that is given later comes back by its lease
+)
+_PROBE_END: dict[Outcome, Literal["fine", "failed", "neutral"]] = {Outcome.FINE: "fine", Outcome.FAILED: "failed"}
+
+
+class SharedBreakers:
+    """Implements ``guards.Breakers``. ``start`` before use, ``stop`` at the end; ``members`` whenever the route table changes."""
+
+    def __init__(
+        self,
+        records: BreakerRecords,
+        *,
+        host: str,
+        process: str,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """``host``, ``process``: who reports. Hosts must agree before a breaker opens, so the processes of one host share
+        its name; ``process`` is never used twice (a boot id)."""
+        self._records, self._policy = records, records.policy
+        self._reporter = f"{host}/{process}"
+        self._clock, self._draw = clock, draw
+        self._copies: dict[str, Copy] = {}
+        self._panic: dict[str, tuple[float, float]] = {}  # pool → when it ends by our clock, and when it was set by the server's
+        self._told: set[str] = set()  # workers with something to tell
+        self._sick: set[str] = set()  # … with failures
+        self._probes: dict[str, str] = {}  # probe that we hold → worker
+        self._ended: list[tuple[str, str, Outcome]] = []  # worker, probe, how
+        self._serial = itertools.count(1)
+        self._wake, self._look = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.away = False  # the store does not answer: this gateway decides alone
+        self.trips = self.trips_alone = self.stale = self.questions = 0  # counters for the metrics
+
+    # -- guards.Breakers ----------------------------------------------------------------------------------------------
+
+    def closed(self, worker: str) -> bool:
+        copy = self._copies.get(worker)
+        if copy is None or not copy.shut:
+            return True
+        now = self._clock()
+        if copy.effective(now) == "closed":
+            return True
+        return copy.may_probe(now) or (self._in_panic(copy.pool, now) and not copy.pinned(now))
+
+    async def permit(self, worker: str) -> Permit | None:
+        copy = self._copies.get(worker)
+        if copy is None:
+            return Permit(worker=worker)
+        if not copy.shut:
+            return copy.plain
+        now = self._clock()
+        if copy.effective(now) == "closed":
+            return copy.plain
+        if copy.may_probe(now) and copy.asking < self._policy.probes:
+            probe = await self._probe(copy)
+            if probe is not None:
+                return probe
+        return copy.plain if self._in_panic(copy.pool, now) and not copy.pinned(now) else None
+
+    def ended(self, permit: Permit, outcome: Outcome) -> None:
+        if permit.probe:
+            if self._probes.pop(permit.probe, None) is not None:
+                self._ended.append((permit.worker, permit.probe, outcome))
+                self._wake.set()
+            return
+        if outcome is Outcome.BUSY or outcome is Outcome.IGNORED:
+            return
+        copy = self._copies.get(permit.worker)
+        if copy is None or permit.version != copy.version:
+            self.stale += 1
+        elif outcome is Outcome.FINE:
+            copy.fine += 1
+            if copy.fine == 1:
+                self._told.add(permit.worker)
+        else:
+            copy.failed += 1
+            self._sick.add(permit.worker)
+            self._wake.set()
+
+    # -- what others ask ----------------------------------------------------------------------------------------------
+
+    def members(self, pools: Mapping[str, Iterable[str]]) -> None:
+        """The workers in rotation, by pool: those whose share may be open, and whose breakers are looked after."""
+        wanted = {worker: pool for pool, workers in pools.items() for worker in workers}
+        for worker in self._copies.keys() - wanted.keys():
+            del self._copies[worker]
+        for worker, pool in wanted.items():
+            copy = self._copies.setdefault(worker, Copy(worker, pool))
+            copy.pool = pool
+        self._look.set()  # what stands for the new ones
+
+    def states(self) -> dict[str, str]:
+        """Worker → closed, open or half_open, as this gateway goes by it now; for metrics and the admin port."""
+        now = self._clock()
+        return {worker: copy.effective(now) for worker, copy in self._copies.items()}
+
+    def panics(self) -> list[str]:
+        """Pools of which too many workers fail: all are tried, and a person is wanted."""
+        now = self._clock()
+        return sorted(pool for pool in self._panic if self._in_panic(pool, now))
+
+    async def start(self) -> None:
+        parts: dict[str, Coroutine[object, object, None]] = {
+            "told": self._watch(), "look": self._poll(), "flush": self._flush(), "renew": self._renew(),
+        }  # fmt: skip
+        self._tasks = [asyncio.create_task(part, name=f"breakers-{name}") for name, part in parts.items()]
+
+    async def stop(self) -> None:
+        """Tell what is left, once, and end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self._tell()
+
+    # -- towards the store --------------------------------------------------------------------------------------------
+
+    async def _probe(self, copy: Copy) -> Permit | None:
+        name, left = f"{self._reporter}#{next(self._serial)}", 0.0
+        if copy.alone is not None:
+            given = copy.alone.permit(milliseconds(self._clock()), name)
+            self._follow(copy)
+        else:
+            copy.asking += 1
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    standing, given = await self._asked(self._records.permit(copy.worker, copy.pool, name))
+                left = standing.left / 1000
+                self._adopt(standing)
+            except TimeoutError:
+                given = False
+            except StoreError as error:
+                self._lost(error)
+                return None
+            finally:
+                copy.asking -= 1
+        if given:
+            self._probes[name] = copy.worker
+            return Permit(worker=copy.worker, probe=name, version=copy.version)
+        now = self._clock()
+        copy.dry = now + max(DRY, left)
+        return copy.plain if copy.effective(now) == "closed" else None
+
+    async def _flush(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.flush):
+                    await self._wake.wait()
+            self._wake.clear()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """Everything that is to be told, in one go; what the store does not take is judged here, alone."""
+        ended, self._ended = self._ended, []
+        sick, self._sick = self._sick, set()
+        fine, self._told = self._told - sick, set()
+        for worker, probe, outcome in ended:
+            if copy := self._copies.get(worker):
+                await self._tell_probe(copy, probe, outcome)
+        for worker in sick:
+            if copy := self._copies.get(worker):
+                await self._tell_failed(copy)
+        copies = [copy for worker in fine if (copy := self._copies.get(worker)) and copy.fine]
+        if copies:
+            await self._tell_fine(copies)
+
+    async def _tell_probe(self, copy: Copy, probe: str, outcome: Outcome) -> None:
+        how = _PROBE_END.get(outcome, "neutral")
+        if copy.alone is None:
+            try:
+                return self._adopt(await self._asked(self._records.ended(copy.worker, copy.pool, probe, how, self._draw())))
+            except StoreError as error:
+                self._lost(error)
+        if copy.alone:
+            copy.alone.ended(milliseconds(self._clock()), probe, how, self._draw())
+            self._follow(copy)
+        return None
+
+    async def _tell_failed(self, copy: Copy) -> None:
+        version, (fine, failed) = copy.version, copy.take()
+        others = [c for c in self._copies.values() if c.pool == copy.pool and c is not copy]
+        if copy.alone is None:
+            try:
+                standing = await self._asked(
+                    self._records.failed(
+                        copy.worker, copy.pool, [c.worker for c in others], self._reporter,
+                        version=version, fine=fine, failed=failed, draw=self._draw(),
+                    )
+                )  # fmt: skip
+                return self._adopt(standing)
+            except StoreError as error:
+                self._lost(error)
+        if copy.alone:
+            now = self._clock()
+            heard = copy.alone.failed(
+                milliseconds(now), self._reporter, copy.alone.version, fine, failed, draw=self._draw(),
+                others_out=sum(c.effective(now) != "closed" for c in others), total=len(others) + 1,
+            )  # fmt: skip
+            if heard == "panic":
+                self._panic[copy.pool] = (now + self._policy.window, 0.0)
+            self.trips_alone += heard == "opened"
+            self._follow(copy)
+        return None
+
+    async def _tell_fine(self, copies: list[Copy]) -> None:
+        told = [(c.worker, c.version, c.take()[0]) for c in copies]
+        if not self.away:
+            try:
+                versions = await self._asked(self._records.seen(self._reporter, told))
+            except StoreError as error:
+                self._lost(error)
+            else:
+                if any(versions[worker] != version for worker, version, _ in told):
+                    self._look.set()  # a push was missed, or the store lost its data
+                return
+        for c, (_, _, fine) in zip(copies, told, strict=True):
+            if c.alone:
+                c.alone.seen(milliseconds(self._clock()), self._reporter, c.alone.version, fine)
+
+    async def _asked(self, question: Coroutine[object, object, T]) -> T:
+        self.questions += 1
+        return await question
+
+    # -- from the store -----------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        async for standing in self._records.watch():
+            if not self.away:
+                self._adopt(standing)
+
+    async def _poll(self) -> None:
+        while True:
+            self._look.clear()
+            workers = {copy.worker: copy.pool for copy in self._copies.values()}
+            if workers:
+                try:
+                    listed = await self._asked(self._records.listing(workers))
+                except StoreError as error:
+                    self._lost(error)
+                else:
+                    self._found(listed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.poll):
+                    await self._look.wait()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._policy.probe_lease / 3)
+            held: dict[str, list[str]] = {}
+            for probe, worker in self._probes.items():
+                held.setdefault(worker, []).append(probe)
+            for worker, probes in held.items():
+                copy = self._copies.get(worker)
+                if copy and copy.alone:
+                    copy.alone.renew(milliseconds(self._clock()), probes)
+                elif copy:
+                    with contextlib.suppress(StoreError):  # the poll says that the store is away
+                        await self._asked(self._records.renew(worker, copy.pool, probes))
+
+    def _found(self, listed: list[Standing]) -> None:
+        """A listing: of one moment, so it also says what is not there any more; where a push overtook it, the push stands."""
+        if self.away:
+            log.info("the store answers again: its breakers stand", decided_alone=self.trips_alone)
+        back, self.away = self.away, False
+        for standing in listed:
+            copy = self._copies.get(standing.worker)
+            if copy is None:
+                continue
+            if back or copy.alone:
+                copy.alone, copy.version = None, -1
+            if copy.version <= standing.now:
+                self._adopt(standing, lost=True)
+            self._mark(standing)
+
+    def _adopt(self, standing: Standing, *, lost: bool = False) -> None:
+        self._mark(standing)
+        copy = self._copies.get(standing.worker)
+        if copy is None or copy.alone or (standing.version < copy.version and not lost):
+            return
+        now = self._clock()
+        if standing.state != copy.state and standing.version != copy.version:
+            self.trips += standing.state == "open"
+            log.info("breaker", worker=copy.worker, pool=copy.pool, was=copy.state, now=standing.state, why=standing.why)
+        copy.adopt(
+            standing.state, standing.version, now + standing.left / 1000 if standing.state == "open" else 0.0,
+            standing.pin, now + standing.pin_left / 1000,
+        )  # fmt: skip
+
+    def _mark(self, standing: Standing) -> None:
+        """Panic as the store sees it; an answer from before the mark was set does not take it away."""
+        now, (ends, set_at) = self._clock(), self._panic.get(standing.pool, (0.0, 0.0))
+        if standing.panic_left > 0:
+            if ends <= now:
+                log.error("too many of a pool's workers fail: all are tried", pool=standing.pool)
+            self._panic[standing.pool] = (now + standing.panic_left / 1000, standing.now)
+        elif not self.away and standing.now > set_at:
+            self._panic.pop(standing.pool, None)
+
+    def _in_panic(self, pool: str, now: float) -> bool:
+        return pool in self._panic and now < self._panic[pool][0]
+
+    def _lost(self, error: StoreError) -> None:
+        if not self.away:
+            self.away = True
+            log.warning("the store is away: breakers go on from what was known, by this gateway alone", error=str(error))
+        for copy in self._copies.values():
+            copy.leave(self._policy, self._clock(), [p for p, worker in self._probes.items() if worker == copy.worker])
+
+    def _follow(self, copy: Copy) -> None:
+        copy.follow(self._clock(), -next(self._serial))
