@@ -108,7 +108,7 @@ class Api:
             term = self._term()
             if term.core.full:
                 raise Busy  # before it is read: what is turned away must cost nothing
-            report = await self._body(request, bounds.decode, "a report")
+            report = await self._body(request, lambda body: term.ingest.admitted(node, body), "a report")
             if len(report.session) > bounds.SESSION_MAX:
                 raise _error(web.HTTPBadRequest, f"session: it is longer than {bounds.SESSION_MAX} characters")
             if report.node != node:
@@ -258,9 +258,9 @@ class Api:
             return _json({"error": str(error)}, error.status, headers)
         except (_NotLeader, SteppedDown):
             return await self._elsewhere()
-        except Busy:
-            full = "more reports wait than can be taken in; this one was not taken: send it again in a second"
-            return _json({"error": full, "busy": True}, 503, {"Retry-After": "1"})
+        except Busy as busy:
+            full = f"more reports come than can be taken in; this one was not taken: send it again in {busy.after_s:g} s"
+            return _json({"error": full, "busy": True}, 503, {"Retry-After": f"{busy.after_s:.0f}"})
         except DeciderFailed as error:
             # 422 blames the content: an agent then halves the report until it knows the finding, and goes on without it.
             return _json({"error": f"the decider failed on this ({error}): a bug in sentinel; its journal has the event"}, 422)

@@ -71,7 +71,11 @@ class SteppedDown(Exception):
 
 
 class Busy(Exception):
-    """The queue is full; come back in a moment."""
+    """There is too much to do; nothing was taken: come back in ``after_s``."""
+
+    def __init__(self, after_s: float = 1.0) -> None:
+        super().__init__()
+        self.after_s = after_s
 
 
 class DeciderFailed(Exception):

@@ -13,6 +13,8 @@ wrong is still heard, and so that ten thousand nodes that have nothing to say co
   decider passes over, and neither it nor the journal sees what cannot change anything.
 * A heartbeat that has nothing to say is acknowledged at once, and told to the decider with those of other nodes in one event,
   ``HEARD_S`` later at most: there is nothing of it that could be lost.
+* Snapshots are taken in at a bounded rate, for when a new leader wants them of all nodes at once. One that is turned away says
+  all the same that its node is there, and a leader that lacks a snapshot asks for it only when there is room for it.
 * A report whose clock is off by more than ``CLOCK_LIMIT`` is accepted; the times of its findings become its arrival's.
 * A finding about what is not the node's own, or one more than a node can have, is left out, counted, and told once in the log.
 """
@@ -29,7 +31,7 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from sentinel.controller.bounds import bounded
+from sentinel.controller.bounds import bounded, decode, is_snapshot
 from sentinel.controller.core import Busy, SteppedDown
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEvent, AnyInstruction, Heard, Reported
@@ -46,6 +48,8 @@ ALIKE = 1024  # different sets of parts that are kept once
 COMPONENTS = 2048  # remembered per node: 4 GPUs x 18 links, and room
 FAULTS = 1024  # different (component, check) that a node may have bad within FAULTS_S: a handful of checks on each link
 FAULTS_S = 3600.0
+SNAPSHOTS_PER_S = 250  # a snapshot of 300 states costs about a millisecond: a quarter of a core at most
+SNAPSHOT_AGAIN_S = 5.0  # when one that was turned away is to come again
 HEARD_S = 0.5  # heartbeats without news are gathered for so long
 CLOCK_MOVED = 5.0  # seconds: a clock that has moved by more since the decider heard of it is news
 AT_ONCE = 8  # reports of one node under way; an agent sends one at a time
@@ -62,6 +66,7 @@ class NodeHeard:
     parts: Parts = frozenset()  # what it reported about
     sessions: OrderedDict[str, int] = field(default_factory=OrderedDict)  # session → latest seq that is durable
     held: tuple[str, int] = ("", 0)  # session and seq of its latest snapshot
+    asked: bool = False  # for a snapshot, which has not come yet
     clock_told: float = 0.0  # clock_off as the decider knows it
     sampled: dict[State, tuple[float, bool]] = field(default_factory=dict)  # what matters of it → its latest sample: at, present
     faults: dict[State, float] = field(default_factory=dict)  # what it has bad → when that was last said
@@ -93,7 +98,21 @@ class Ingest:
         self._learn, self._own, self._watch = learn, own, watch
         self.nodes: dict[str, NodeHeard] = {}
         self._alike: dict[Parts, Parts] = {}  # nodes of one kind have the same parts: kept once
+        self._room, self._room_at = float(SNAPSHOTS_PER_S), time.monotonic()  # snapshots that may be taken now, and as of when
         self._quiet: dict[str, None] = {}  # nodes with a heartbeat that the decider has not been told of
+
+    def admitted(self, node: str, body: bytes) -> Report:
+        """The report of a node. Raises NotAReport, and Busy when it is a snapshot that nobody asked for while too many come."""
+        if not self._has_room() and not self.nodes.setdefault(node, NodeHeard()).asked and is_snapshot(body):
+            self._tell_later(node)
+            raise Busy(SNAPSHOT_AGAIN_S)
+        return decode(body)
+
+    def _has_room(self) -> bool:
+        now = time.monotonic()
+        self._room = min(self._room + (now - self._room_at) * SNAPSHOTS_PER_S, float(SNAPSHOTS_PER_S))
+        self._room_at = now
+        return self._room >= 1
 
     async def take(self, report: Report) -> Ack:
         """Take one authenticated report; returns once everything it caused is durable.
@@ -114,9 +133,9 @@ class Ingest:
             last = heard.sessions.get(report.session)
             if last is not None and report.seq <= last:
                 self._metrics.reports.labels("repeated").inc()
-                return self._ack(heard, report)
+                return self._ack(heard, report, lacks=_upon_nothing(heard, report))  # the first answer may be lost
             arrived = self._clock()
-            gap = last is None or report.seq != last + 1 or (report.same != 0 and (report.session, report.same) != heard.held)
+            gap = last is None or report.seq != last + 1 or _upon_nothing(heard, report)
             told = self._sifted(heard, bounded(report), arrived)
             if not gap and _says_nothing(told) and abs(report.at - arrived - heard.clock_told) <= CLOCK_MOVED:
                 self._tell_later(report.node)
@@ -131,14 +150,19 @@ class Ingest:
                 self._metrics.reports.labels("gap").inc()
             if not heard.clock_trusted:
                 self._metrics.reports.labels("clock_off").inc()
-            return self._ack(heard, report, want_snapshot=gap and not report.snapshot)
+            return self._ack(heard, report, lacks=gap and not report.snapshot)
 
-    def _ack(self, heard: NodeHeard, report: Report, *, want_snapshot: bool = False) -> Ack:
+    def _ack(self, heard: NodeHeard, report: Report, *, lacks: bool) -> Ack:
+        """``lacks``: a snapshot is needed. It is asked for as soon as there is room for it; until then heartbeats go on upon the
+        one that they build on."""
         session, held = heard.held
+        if lacks and not heard.asked and self._has_room():
+            heard.asked = True
+            self._room -= 1
         watch = self._watch(report.node)
         return Ack(
-            session=report.session, seq=report.seq, want_snapshot=want_snapshot,
-            same=held if session == report.session else 0,
+            session=report.session, seq=report.seq, want_snapshot=lacks and heard.asked,
+            same=report.same if lacks else held if session == report.session else 0,
             watch=tuple(state for state, soon in watch.items() if soon) if watch else (),
         )  # fmt: skip
 
@@ -196,6 +220,8 @@ class Ingest:
         heard.at, heard.clock_off, heard.version = arrived, report.at - arrived, report.version or heard.version
         if report.snapshot:
             heard.held = (report.session, report.seq)
+            self._room -= not heard.asked
+            heard.asked = False
         if len(heard.sampled) > 2 * COMPONENTS:
             heard.sampled.clear()  # an agent that invents components; costs the others one sample told twice
         heard.sampled.update({(f.component, f.check): (f.at, f.present) for f in told.findings if f.kind is Kind.STATE})
@@ -204,6 +230,11 @@ class Ingest:
         if (report.findings or report.workers) and len(heard.parts) < COMPONENTS:
             parts = heard.parts.union(_parts(report))
             heard.parts = self._alike.setdefault(parts, parts) if len(self._alike) < ALIKE else parts
+
+
+def _upon_nothing(heard: NodeHeard, report: Report) -> bool:
+    """Whether it is a heartbeat that builds on a snapshot which this leader does not hold."""
+    return report.same != 0 and (report.session, report.same) != heard.held
 
 
 def _parts(report: Report) -> Iterator[tuple[str, str]]:

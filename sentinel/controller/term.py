@@ -75,7 +75,7 @@ class Term:
         self.ledger = Ledger(fleet)
         self._watch = Watch(serving=serving, every=watch, feed=self.feed, new_id=self.new_id, clock=clock)
         self._effects = Effects(
-            serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.look, done=self.feed,
+            serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.asked, done=self.feed,
             valid=lease.valid, new_id=self.new_id, runbooks=runbooks, clock=clock,
         )
         self.core = Core(

@@ -2,12 +2,14 @@
 
 This module exists so that a silent node is a question before it is a verdict: do its workers still answer? What always
 holds: each worker is looked at on its own, so that one that hangs delays no other; at most ``AT_ONCE`` looks run at a time;
-``reachable`` None means that it could not be told.
+``reachable`` None means that it could not be told. A large fleet's looks are spread so that those at workers which answer are
+``PER_S`` in all; one that did not answer, or that the decider asked about within ``SOON_S``, is looked at every ``every``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +25,8 @@ from sentinel.store import StoreError
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 32
+PER_S = 100  # looks at workers that answer: beyond PER_S x every workers, they wait longer
+SOON_S = 60.0
 DEADLINE = 10.0  # seconds for one look; adapters keep shorter ones of their own
 
 
@@ -41,18 +45,29 @@ class Watch:
         self._serving, self._every, self._feed, self._new_id, self._clock = serving, every, feed, new_id, clock
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._asked: dict[str, float] = {}  # worker → when the decider asked for a look
+        self._wake: dict[str, asyncio.Event] = {}
 
     def follow(self, workers: tuple[Worker, ...]) -> None:
         """Watch exactly these from now on."""
         wanted = {w.name: w for w in workers}
         for task in self._tasks.values():
             task.cancel()
+        self._wake = {n: asyncio.Event() for n in wanted}
+        self._asked = {n: at for n, at in self._asked.items() if n in wanted}
         self._tasks = {n: asyncio.create_task(self._run(w), name=f"watch {n}") for n, w in wanted.items()}
 
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def asked(self, worker: Worker) -> bool | None:
+        """The decider's question: look now, and often for the next minute."""
+        self._asked[worker.name] = time.monotonic()
+        if worker.name in self._wake:
+            self._wake[worker.name].set()
+        return await self.look(worker)
 
     async def look(self, worker: Worker) -> bool | None:
         """Look once, feed what was seen, and say whether the worker was reachable."""
@@ -71,13 +86,27 @@ class Watch:
         return reachable
 
     async def _run(self, worker: Worker) -> None:
-        await asyncio.sleep(self._every * random.random())  # noqa: S311  (spreads the looks over the period)
+        await self._pause(worker, self._calm() * random.random())  # noqa: S311  (spreads the looks over the period)
         while True:
+            reachable = None
             try:
                 async with self._room:
-                    await self.look(worker)
+                    reachable = await self.look(worker)
             except DeciderFailed:
                 pass  # logged and journaled by the core
             except SteppedDown:
                 return
-            await asyncio.sleep(self._every)
+            soon = not reachable or time.monotonic() - self._asked.get(worker.name, float("-inf")) < SOON_S
+            await (asyncio.sleep(self._every) if soon else self._pause(worker, self._calm()))
+
+    def _calm(self) -> float:
+        """Seconds between two looks at a worker that answers."""
+        return max(self._every, len(self._wake) / PER_S)
+
+    async def _pause(self, worker: Worker, seconds: float) -> None:
+        """Wait, but not once the decider has asked."""
+        wake = self._wake[worker.name]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        wake.clear()

@@ -21,7 +21,7 @@ from sentinel.agent.told import Told
 from sentinel.controller.ingest import Ingest
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.events import AnyEvent, AnyInstruction, Heard, Reported
-from sentinel.model import Action, Component, Finding, Kind, Report, Severity, WorkerSeen, gpu_component
+from sentinel.model import Action, Component, Drain, Finding, Kind, Report, Severity, WorkerSeen
 from sentinel.testing.decisions import PCIS, World, rack
 
 NODES = ("t03", "t04")
@@ -41,7 +41,7 @@ class Agent:
         self.node, self.plain = node, plain
         self.news: list[Finding] = []
         self.sent: list[Report] = []
-        self.runs = 0
+        self.runs = self.measured = 0
         self.restart()
 
     def restart(self) -> None:
@@ -113,7 +113,7 @@ class Beating:
         numbers = itertools.count()
         self.ingest = Ingest(
             submit=self._submit, new_id=lambda: f"in{next(numbers)}", metrics=Metrics(), own=lambda node, c: c.node == node,
-            watch=lambda node: self.world.decider.watch(node), clock=lambda: self.world.now,
+            watch=self.world.decider.watch, clock=lambda: self.world.now,
         )  # fmt: skip
 
     def _submit(self, event: AnyEvent) -> asyncio.Future[list[AnyInstruction]]:
@@ -169,8 +169,10 @@ class Beating:
 
 def measure(world: Plain | Beating, agent: Agent, what: int, bad: bool) -> None:
     check, device, weight = WHAT[what]
+    agent.measured += 1  # no two measurements are made at one time
     finding = Finding(
-        id=f"{agent.node}:{check}", check=check, component=Component(node=agent.node, device=device), at=world.world.now,
+        id=f"{agent.node}:{check}", check=check, component=Component(node=agent.node, device=device),
+        at=world.world.now + 1e-6 * agent.measured,
         present=bad, **(weight if bad else {}),
     )  # fmt: skip
     agent.news += [n.finding for n in agent.known.take("gpu", [finding])]
@@ -184,8 +186,8 @@ def decided(world: World) -> dict[str, Any]:
         ],
         "drains": [
             (d.worker, d.response, d.state, d.since, d.requested_at, d.attempt)
-            for (kind, _), d in world.store.items()
-            if kind == "drain"
+            for d in world.store.values()
+            if isinstance(d, Drain)
         ],
         "pages": [(p.dedup_key, p.event, p.at, p.urgency) for p in world.pages],
         "conditions": [(c.finding.component, c.finding.check, c.present, c.bad) for c in world.decider.p.conditions.present()],

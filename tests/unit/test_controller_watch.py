@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from sentinel.controller.core import SteppedDown
@@ -96,3 +97,20 @@ class TestWatch:
         before = len(serving.did("look"))
         await asyncio.sleep(0.05)
         assert len(serving.did("look")) == before
+
+    async def test_a_large_fleet_is_looked_at_in_turn_and_who_matters_at_once(
+        self, made: list[Eyes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Workers that answer wait for their turn; one that does not answer, or that the decider asks about, does not."""
+        monkeypatch.setattr("sentinel.controller.watch.PER_S", 0.001)
+        made.append(eyes := Eyes(ServingStandIn(away={"b"})))
+        eyes.watch.follow(WORKERS)
+        await eyes.watch.asked(WORKERS[0])
+        await eyes.watch.asked(WORKERS[1])
+        await until(lambda: len(eyes.seen("a")) >= 3 and len(eyes.seen("b")) >= 3, "both are looked at every 10 ms")
+        monkeypatch.setattr("sentinel.controller.watch.SOON_S", 0.0)
+        await asyncio.sleep(0.03)
+        before = len(eyes.seen("a"))
+        await until(lambda: len(eyes.seen("b")) >= 10, "the one that does not answer is looked at on and on")
+        assert len(eyes.seen("a")) <= before + 1
+        assert eyes.seen("c") == []
