@@ -264,7 +264,9 @@ class Drains:
     def give_up(self, drain: Drain, why: str) -> Drain:
         """A person wants it back: at once while nothing is stopped, else by the way that leads back from where it is."""
         worker = self.p.workers.get(drain.worker)
-        held = worker is not None and self.p.held(worker, "out") is not None  # then it goes the long way, and waits there
+        if worker is None:  # stands still: it comes back from where it is when it is configured again
+            return self.note(msgspec.structs.replace(drain, returns=True), "undrain", why)
+        held = self.p.held(worker, "out") is not None  # then it goes the long way, and waits there
         if (drain.state, "cancel") in MOVES and drain.response is not Response.EVICT and not held:
             return self.move(drain, "cancel", why)
         if drain.state is S.OUT:  # whoever says so has mended it, or does not want it mended

@@ -247,3 +247,33 @@ def test_a_quiet_heartbeat_is_one_word_about_a_place() -> None:
         return calls
 
     assert told(heard=True) == told(heard=False) == 1
+
+
+def test_who_is_not_configured_is_not_started_because_somebody_else_is_to_blame() -> None:
+    """What a switch explains gives its victims back; one that left the configuration meanwhile stands still until it is there again."""
+    w = World()
+    w.held = lambda e: isinstance(e, StopWorker)
+    whole = w.fleet
+
+    def down(node: str) -> Finding:
+        where = msgspec.structs.replace(gpu_component(node, PCIS[0]), part="nvlink5")
+        more = {"severity": Severity.FATAL, "action": Action.RESET_GPU, "certainty": 0.9, "facts": {"link": 5}}
+        return w.state("gpu.nvlink_down", where, **more)
+
+    w.report(down("t03"), down("t03"))
+    w.pass_time(5)
+    drain = w.drain_of("decode-1")
+    assert drain is not None and drain.state is DrainState.STOPPING
+    w.held = lambda e: False
+    w.settle()
+    w.reload(msgspec.structs.replace(whole, workers=tuple(x for x in whole.workers if x.name != "decode-1")))
+    w.report(down("t04"), down("t04"))
+    w.report(down("t05"), down("t05"))
+    w.pass_time(30)
+    assert not [e for e in w.done if isinstance(e, StartWorker) and e.worker == "decode-1"]
+    w.reload(whole)
+    for _ in range(3):
+        for node in ("t03", "t04", "t05"):
+            w.report(msgspec.structs.replace(down(node), present=False))
+        w.pass_time(10)
+    assert w.state_of("decode-1") is WorkerState.ACTIVE
