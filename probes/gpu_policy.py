@@ -105,8 +105,9 @@ def _recovery(j: Judge, c: Component, gpu: Gpu) -> None:
         return
     evidence = _values(gpu, "recovery_action", "unread")
     wanted = 1 if refused and not value else value
-    name, judged = recoveries().get(wanted, ("", None))
-    if judged is not None:
+    known, name = recoveries(), ""
+    if wanted in known:
+        name, judged = known[wanted]
         what, severity, action, suspect, certainty = judged.advice, judged.severity, judged.action, judged.suspect, 1.0
     else:  # newer than what is known: a person looks
         what, severity, action = f"it asks for something unknown (value {wanted})", Severity.WARNING, Action.INSPECT

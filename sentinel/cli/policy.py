@@ -20,7 +20,7 @@ def policy() -> None:
 @policy.command()
 def show() -> None:
     """Print the shipped policy, with comments and sources; start your own from it."""
-    from sentinel.decide.policy import default_policy_text  # noqa: PLC0415  (msgspec is not needed to print a help text)
+    from sentinel.decide.policy_file import default_policy_text  # noqa: PLC0415  (msgspec is not needed to print a help text
 
     click.echo(default_policy_text(), nl=False)
 
@@ -29,7 +29,7 @@ def show() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Say whether FILE can be used as a policy; one sentence for each thing that is wrong."""
-    from sentinel.decide.policy import examine  # noqa: PLC0415
+    from sentinel.decide.policy_file import examine  # noqa: PLC0415
 
     try:
         text = file.read_text("utf-8")

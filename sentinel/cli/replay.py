@@ -18,7 +18,7 @@ from sentinel.cli.draw import clean
 from sentinel.controller.journal import Entry, read_journal
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyInstruction, Effect, Forget, Record
-from sentinel.decide.policy import PolicyError, default_policy, load_policy
+from sentinel.decide.policy_file import PolicyError, default_policy, load_policy
 from sentinel.decide.replay import ASSUMED_S, Deed, Proof, prove, retry
 
 TOLD = 40  # lines of a comparison, each way

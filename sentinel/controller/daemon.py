@@ -25,7 +25,8 @@ from sentinel.controller.metrics import Metrics
 from sentinel.controller.scaling import ScaleHook
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy import Policy, PolicyError, default_policy_text, load_policy
+from sentinel.decide.policy import Policy
+from sentinel.decide.policy_file import PolicyError, default_policy_text, load_policy
 from sentinel.paging import build_pager
 from sentinel.serving.adapters import Serving
 from sentinel.store import StoreError, open_store

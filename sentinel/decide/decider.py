@@ -34,11 +34,11 @@ from sentinel.decide.events import (
     Tick,
     Watched,
 )
+from sentinel.decide.guard import Modes
 from sentinel.decide.incidents import Incidents
 from sentinel.decide.kin import Kin
 from sentinel.decide.leaving import Leaving
 from sentinel.decide.maintenance import Maintenance
-from sentinel.decide.mode import Modes
 from sentinel.decide.old import Old
 from sentinel.decide.past import Past
 from sentinel.decide.people import People

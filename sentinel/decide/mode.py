@@ -15,16 +15,9 @@ This module exists so that everything that acts asks one place whether it may. W
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sentinel.decide.moves import GENTLE
-from sentinel.decide.picture import Picture, Shadow
+from sentinel.decide.picture import Picture
 from sentinel.decide.policy import Mode, Policy, Rule
-from sentinel.model import Incident, Response, Urgency
-
-if TYPE_CHECKING:  # they ask here
-    from sentinel.decide.incidents import Incidents
-    from sentinel.decide.waiting import Case, Waiting
+from sentinel.model import Incident
 
 
 def mode_of(policy: Policy, rule: Rule | None) -> Mode:
@@ -42,34 +35,3 @@ def quiet(p: Picture, incident: Incident, rule: Rule | None) -> bool:
     """Whether nobody is paged for this: everything that asks for it is only observed."""
     asking = [rule] if rule is not None else [p.rules.rule_for(f) for f in incident.findings]
     return all(mode_of(p.policy, r) is Mode.OBSERVE for r in asking or [None])
-
-
-class Modes:
-    """The door's last guard: what passes it is done."""
-
-    def __init__(self, picture: Picture, incidents: Incidents, waiting: Waiting) -> None:
-        self.p = picture
-        self.incidents = incidents
-        self.waiting = waiting
-
-    def lets(self, case: Case, response: Response, reason: str, *, doubtful: bool) -> bool:
-        """Whether this may be done to the worker now; if not, it is written down, and in ``advise`` a person is told how."""
-        incident, rule, finding, worker = case
-        if acts(self.p, rule):
-            self.p.shadows.pop(worker.name, None)
-            return True
-        self.waiting.mode(incident, rule, finding, worker)
-        self.p.shadows[worker.name] = Shadow(self.p.now, incident.id, response, doubtful)
-        incident = self.incidents.would(incident, f"{response.value} {worker.name}", reason, rule.fault)
-        if mode_of(self.p.policy, rule) is Mode.ADVISE and response not in GENTLE:  # those have no command
-            urgency = rule.page or Urgency.WARNING.value
-            ask = self._command(incident, response)
-            self.incidents.page(incident, urgency, ask, found=finding, fault=rule.fault, rule=rule)
-        return False
-
-    def _command(self, incident: Incident, response: Response) -> str:
-        """What a person types to do it: one command for each worker that the incident takes capacity from."""
-        p = self.p
-        names = [n for n in incident.victims if n in p.workers and p.open_drain(n) is None and not p.held(p.workers[n], "in")]
-        now = " --deadline 1s" if response is Response.EVICT else ""
-        return "; ".join(f'sentinel drain {n} --reason "{incident.fault}, {incident.id}"{now}' for n in names)

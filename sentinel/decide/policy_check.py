@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sentinel.decide.policy import REPAIRS, Policy, Rule
 from sentinel.model import Action, Response, Severity, Suspect, Urgency
 
-if TYPE_CHECKING:  # it asks here
-    from sentinel.decide.policy import Policy, Rule
-
-REPAIRS = (
-    Action.RESET_GPU, Action.RESTART_IMEX, Action.RESTART_FABRIC_MANAGER, Action.REBOOT_NODE, Action.POWER_CYCLE,
-)  # fmt: skip
 _DECIDES = ("response", "budgeted", "deadline", "repair", "confirm", "after", "page", "page_after", "close_after", "mode", "fault")
 
 

@@ -14,7 +14,8 @@ from sentinel.decide.incidents import Incidents, by_place
 from sentinel.decide.mode import mode_of
 from sentinel.decide.moves import GENTLE
 from sentinel.decide.picture import ENDED, Picture
-from sentinel.decide.policy import Mode, Policy, PolicyError, Rule, load_policy
+from sentinel.decide.policy import Mode, Policy, Rule
+from sentinel.decide.policy_file import PolicyError, load_policy
 from sentinel.decide.systemic import Systemic, systemic_check
 from sentinel.decide.waiting import Waiting
 from sentinel.model import Response

@@ -15,8 +15,9 @@ import msgspec
 from sentinel.decide.budget import Budget
 from sentinel.decide.drain import Drains
 from sentinel.decide.ease import Ease
+from sentinel.decide.guard import Modes
 from sentinel.decide.incidents import Incidents
-from sentinel.decide.mode import Modes, acts
+from sentinel.decide.mode import acts
 from sentinel.decide.moves import GENTLE, gentle, rank
 from sentinel.decide.picture import Picture
 from sentinel.decide.planned import CANNOT_FINISH

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from sentinel.decide.events import Deroute, Repair, StopWorker
-from sentinel.decide.policy import default_policy_text
+from sentinel.decide.policy_file import default_policy_text
 from sentinel.model import Incident, WorkerState
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet

@@ -33,7 +33,8 @@ from sentinel.decide.events import (
     Tick,
     Watched,
 )
-from sentinel.decide.policy import Policy, default_policy, default_policy_text, load_policy
+from sentinel.decide.policy import Policy
+from sentinel.decide.policy_file import default_policy, default_policy_text, load_policy
 from sentinel.model import (
     Action,
     Component,

@@ -26,7 +26,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy import default_policy, default_policy_text
+from sentinel.decide.policy_file import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until, write_tokens
 from sentinel.testing.decisions import PCIS, rack

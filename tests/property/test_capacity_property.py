@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, Record
-from sentinel.decide.policy import Policy, default_policy
+from sentinel.decide.policy import Policy
+from sentinel.decide.policy_file import default_policy
 from sentinel.decide.worth import NEAR, roles_of, survey, worth
 from sentinel.model import Action, Drain, Fleet, Pool, Response, Role, Severity, Worker, gpu_component
 from sentinel.testing.decisions import PCIS, World

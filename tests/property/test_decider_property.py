@@ -11,7 +11,8 @@ from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
 from sentinel.decide.moves import MOVES, gentle
 from sentinel.decide.picture import ENDED, effect_key
-from sentinel.decide.policy import Mode, default_policy_text, load_policy
+from sentinel.decide.policy import Mode
+from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sentinel.decide.events import AnyEffect, Forget, Record, Repair, SendPage, StartWorker, StopWorker, Verify
 from sentinel.decide.picture import ENDED, effect_key
 from sentinel.decide.planned import window
-from sentinel.decide.policy import default_policy_text, load_policy
+from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.decide.repair import NODE_WIDE
 from sentinel.model import (
     Action,

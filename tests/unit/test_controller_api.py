@@ -19,7 +19,7 @@ from sentinel.controller.journal import read_journal
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Reported
-from sentinel.decide.policy import default_policy, default_policy_text
+from sentinel.decide.policy_file import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, WorkerSeen, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sentinel.decide.events import AwaitIdle, Deroute, Reroute, StopWorker, Verify
-from sentinel.decide.policy import default_policy_text
+from sentinel.decide.policy_file import default_policy_text
 from sentinel.gateway.routing import candidates
 from sentinel.model import (
     Action,

@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.decide.events import AwaitIdle, Deroute, Repair, Reroute, StartWorker, StopWorker, Verify
 from sentinel.decide.old import KEEP_CLOSED
-from sentinel.decide.policy import default_policy_text, load_policy
+from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.model import (
     Action,
     Component,

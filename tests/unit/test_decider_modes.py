@@ -7,7 +7,8 @@ import pytest
 
 from sentinel.decide.events import Deroute, PolicyLoaded, Record, ScaleOut, SendPage, StartWorker, StopWorker
 from sentinel.decide.mode import mode_of
-from sentinel.decide.policy import Mode, PolicyError, default_policy, default_policy_text
+from sentinel.decide.policy import Mode
+from sentinel.decide.policy_file import PolicyError, default_policy, default_policy_text
 from sentinel.model import Action, Drain, Incident, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from sentinel.decide.pace import DEBT_S
-from sentinel.decide.policy import Policy, default_policy
+from sentinel.decide.policy import Policy
+from sentinel.decide.policy_file import default_policy
 from sentinel.decide.waiting import PATIENCE_S
 from sentinel.model import Action, Finding, Fleet, Pool, Role, Severity, Worker, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World

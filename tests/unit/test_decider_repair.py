@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from sentinel.decide.events import AwaitIdle, Done, Repair, StartWorker, Verify
-from sentinel.decide.policy import Policy, default_policy_text, load_policy
+from sentinel.decide.policy import Policy
+from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.model import (
     Action,
     Component,

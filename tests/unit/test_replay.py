@@ -15,7 +15,7 @@ from sentinel.cli.main import main
 from sentinel.controller.journal import Entry, Journal, read_journal
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import PolicyLoaded, Restored
-from sentinel.decide.policy import default_policy, default_policy_text
+from sentinel.decide.policy_file import default_policy, default_policy_text
 from sentinel.decide.replay import deeds, prove, retry
 from sentinel.model import Action, Component, Severity, Suspect, gpu_component
 from sentinel.testing.decisions import PCIS, World

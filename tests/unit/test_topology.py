@@ -9,7 +9,7 @@ import pytest
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import Heard
-from sentinel.decide.policy import default_policy
+from sentinel.decide.policy_file import default_policy
 from sentinel.decide.topology import CLAIM_S, Topology
 from sentinel.model import (
     Component,
