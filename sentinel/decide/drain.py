@@ -134,8 +134,6 @@ class Drains:
                 self.move(drain, "retired", "stopped; stands by again", stopped=True)
                 self.p.standby_up.discard(drain.worker)
             case "stop", S.STOPPING | S.REQUESTED:
-                if drain.state is S.REQUESTED:  # its deroute never answered, but it is gone
-                    drain = self.move(drain, "evicted", drain.reason)
                 self.move(drain, "stopped", event.detail or "its process has ended", stopped=True)
             case "repair", S.REPAIRING:
                 return self.back.repair_ended(drain, event)

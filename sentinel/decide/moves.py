@@ -26,6 +26,7 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
     (S.DEROUTED, "stop"): S.STOPPING,
     (S.DEROUTED, "park"): S.OUT,
     (S.STOPPING, "stopped"): S.OUT,
+    (S.REQUESTED, "stopped"): S.OUT,  # evicted: its deroute never answered, but it is gone
     (S.STOPPING, "retired"): S.DONE,
     (S.OUT, "repair"): S.REPAIRING,
     (S.OUT, "start"): S.STARTING,

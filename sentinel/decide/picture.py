@@ -139,7 +139,7 @@ class Picture(Written):
         self.workers = {w.name: w for w in fleet.workers}
         self.pools = {p.name: p for p in fleet.pools}
         self.standby_up &= {w.name for w in fleet.workers if w.standby}  # the others are meant to serve always
-        for name in self.expected_nodes():
+        for name in sorted(self.expected_nodes()):  # in one order, whatever Python's hashes are
             self.nodes.setdefault(name, NodeView(heard_at=self.now))
 
     def expected_nodes(self) -> set[str]:
