@@ -16,12 +16,14 @@ from urllib.parse import SplitResult, urlsplit
 from sentinel.checks_topology import topology_problems
 from sentinel.durations import Duration
 from sentinel.model import Component, gpu_component
-from sentinel.settings import ControllerSettings, PoolSettings, Section, Settings, WorkerSettings
+from sentinel.settings import ControllerSettings, GatewaySettings, PoolSettings, Section, Settings, WorkerSettings
+from sentinel.settings_gateway import guard_problems
 from sentinel.store_url import problem
 
 CAPACITY_MAX = 1e6  # sessions; a share of a pool is reckoned from sums of these
 LEASE_MIN = 0.1  # seconds; below, a store that answers in its usual time already loses the lease
 DRIVER_MIN = 1.0  # seconds; a look at a healthy GPU takes milliseconds, but below this a busy node would be called hung
+ZERO_MEANS_AT_ONCE = ("queue", "unready", "drain")
 EVERY_MIN = 0.01  # seconds between two looks or ticks; below, they are all that a core does
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -144,18 +146,23 @@ def _gpus(w: WorkerSettings, nodes: set[str], holder: dict[str, str]) -> Iterato
 
 def _times(s: Settings) -> Iterator[str]:
     """Durations are never negative (see ``sentinel.durations``); these must also be more than nothing."""
-    least = {"lease": LEASE_MIN, "tick": EVERY_MIN, "watch": EVERY_MIN, "snapshot": EVERY_MIN, "driver_deadline": DRIVER_MIN}
-    tables: dict[str, Section | None] = {"controller": s.controller, "agent": s.agent, "store": s.store}
+    least = {"lease": LEASE_MIN, "presence": LEASE_MIN, "driver_deadline": DRIVER_MIN}
+    least |= dict.fromkeys(("tick", "watch", "snapshot", "poll"), EVERY_MIN)
+    tables: dict[str, Section | None] = {"controller": s.controller, "agent": s.agent, "gateway": s.gateway, "store": s.store}
     for table, section in tables.items():
         for field in section.__struct_fields__ if section else ():
             value, wanted = getattr(section, field), least.get(field, 0.001)
-            if isinstance(value, Duration) and value < wanted:
+            if isinstance(value, Duration) and value < wanted and field not in ZERO_MEANS_AT_ONCE:
                 yield f"{table}.{field}: expected at least {wanted * 1000:g}ms, got {value * 1000:g}ms"
 
 
 def _addresses(s: Settings) -> Iterator[str]:
     if s.controller:
         yield from _controller(s.controller)
+    if s.gateway:
+        yield from _gateway(s.gateway)
+        g = s.gateway
+        yield from guard_problems(g.breakers, g.admission, g.tenants, frozenset(p.name for p in s.pools))
     if s.agent:
         yield from (f"agent.actions.{a}: it is empty; wanted an argument vector" for a, argv in s.agent.actions.items() if not argv)
         if s.agent.listen and not _listens(s.agent.listen):
@@ -192,6 +199,24 @@ def _controller(c: ControllerSettings) -> Iterator[str]:
         yield "controller: tls_cert and tls_key go together; only one of them is set"
 
 
+def _gateway(g: GatewaySettings) -> Iterator[str]:
+    if not _NAME.fullmatch(g.name):
+        yield f"gateway.name: {g.name!r} is no name; wanted letters, digits, '-', '_' or '.'"
+    for key, text in (("listen", g.listen), ("admin", g.admin)):
+        if not _listens(text):
+            yield f'gateway.{key}: expected "host:port", got {text!r}'
+    if g.listen == g.admin and not g.listen.endswith(":0"):
+        yield f"gateway.admin: {g.admin} is gateway.listen too; wanted a port of its own, which clients need not reach"
+    if g.admin.rpartition(":")[2].isdigit() and int(g.admin.rpartition(":")[2]) + g.processes > 65536:
+        yield f"gateway.admin: {g.admin} leaves no room for {g.processes} processes, each on the port after the last"
+    if g.keys is None and not g.anonymous and not g.listen.startswith(("127.", "localhost:", "[::1]:")):
+        yield "gateway.keys: missing, so anybody who reaches gateway.listen would be let in; name a file, or say anonymous = true"
+    if (g.tls_cert is None) != (g.tls_key is None):
+        yield "gateway: tls_cert and tls_key go together; only one of them is set"
+    if g.xds_dir is not None and not g.xds_dir.is_dir():
+        yield f"gateway.xds_dir: no such folder: {g.xds_dir}"
+
+
 def _listens(text: str) -> bool:
     host, colon, port = text.rpartition(":")
     return bool(colon) and port.isascii() and port.isdigit() and int(port) <= 65535 and " " not in host
@@ -216,6 +241,8 @@ def _files(s: Settings) -> list[tuple[str, Path | None]]:
     ]
     if s.agent:
         files += [(f"agent.{k}", getattr(s.agent, k)) for k in ("token_file", "ca_file", "thresholds")]
+    if s.gateway:
+        files += [(f"gateway.{k}", getattr(s.gateway, k)) for k in ("tls_cert", "tls_key", "keys", "worker_key_file")]
     if s.controller:
         c = s.controller
         files += [(f"controller.{k}", getattr(c, k)) for k in ("tls_cert", "tls_key", "node_tokens", "operator_tokens", "policy")]

@@ -14,6 +14,7 @@ import msgspec
 
 from sentinel.durations import Duration
 from sentinel.model import Component, Fleet, NodePlace, Pool, Role, Worker, gpu_component
+from sentinel.settings_gateway import AdmissionSettings, BreakerSettings, TenantLimits
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -67,6 +68,37 @@ class ControllerSettings(Section, frozen=True, kw_only=True, forbid_unknown_fiel
     watch: Duration = Duration(2.0)  # how often each worker is looked at over the network
     policy: Path | None = None  # overrides the policy shipped with the package
     scale_out: tuple[str, ...] = ()  # argument vector that asks for more workers; empty: nothing can be asked
+
+
+class GatewaySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str = msgspec.field(default_factory=lambda: socket.gethostname().split(".")[0])
+    listen: str = "127.0.0.1:8000"  # OpenAI's API
+    admin: str = "127.0.0.1:9457"  # /metrics, /healthz, /routes; process k listens on this port + k
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    keys: Path | None = None  # file: one "tenant sha256-of-key" per line
+    anonymous: bool = False  # without keys: let everybody in, also from outside this host
+    worker_key_file: Path | None = None  # what the workers want as bearer token; none: the client's header goes on untouched
+    processes: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    body_max: Count = 32 * 1024 * 1024  # bytes of a request
+    receive: Duration = Duration(60.0)  # a request's body must have come by then
+    keepalive: Duration = Duration(75.0)  # a client's connection without a request, or with an unfinished head
+    connect: Duration = Duration(2.0)
+    first_byte: Duration = Duration(60.0)  # of a stream: queueing and prefill
+    answer: Duration = Duration(600.0)  # of an answer that comes as a whole
+    stall: Duration = Duration(30.0)  # between two pieces; also how long a client may take nothing
+    idle: Duration = Duration(4.0)  # a kept connection to a worker; below uvicorn's own 5 s
+    queue: Duration = Duration(2.0)  # how long a request may wait to be let in
+    retry_share: Fraction = 0.2  # of the requests, in the long run, that may be tried a second time
+    retry_reserve: Count = 100  # second tries at once
+    unready: Duration = Duration(0.0)  # on a stop: how long /healthz says so before connections are refused
+    drain: Duration = Duration(120.0)  # on a stop: how long answers may go on
+    poll: Duration = Duration(1.0)  # for a route table whose push was lost
+    presence: Duration = Duration(3.0)  # a gateway not heard of for this long does not count any more
+    xds_dir: Path | None = None  # where Envoy's endpoint files are kept; none: nowhere
+    breakers: BreakerSettings = BreakerSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    tenants: dict[str, TenantLimits] = {}
 
 
 class PagingSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +162,7 @@ class TopologySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields
 class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agent: AgentSettings | None = None
     controller: ControllerSettings | None = None
+    gateway: GatewaySettings | None = None
     store: StoreSettings = StoreSettings()
     paging: PagingSettings = PagingSettings()
     dynamo: DynamoSettings = DynamoSettings()

@@ -12,18 +12,16 @@ always holds:
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
 from pathlib import Path
 
 import structlog
 
 from sentinel.config import ConfigError
+from sentinel.tokens import digest, mark, new_token, read_tokens
+
+__all__ = ["Refused", "Tokens", "digest", "new_token", "read_tokens"]
 
 log = structlog.get_logger(__name__)
-
-_LINE = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})")
 
 
 class Refused(Exception):
@@ -34,42 +32,13 @@ class Refused(Exception):
         self.status = status
 
 
-def new_token() -> str:
-    """A fresh random token, 256 bits."""
-    return secrets.token_urlsafe(32)
-
-
-def digest(token: str) -> str:
-    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()  # a header may hold any bytes
-
-
-def read_tokens(path: Path, key: str) -> dict[str, str]:
-    """SHA-256 (hex) → name. Raises ConfigError naming the file and the line that is wrong."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = line.split("#", 1)[0].strip()
-        if not entry:
-            continue
-        match = _LINE.fullmatch(entry)
-        if not match:
-            raise ConfigError(f"{key}: {path}, line {number}: wanted a name and the 64 hex digits of a token's SHA-256")
-        name, sha = match[1], match[2].lower()
-        if found.setdefault(sha, name) != name:
-            raise ConfigError(f"{key}: {path}, line {number}: {name!r} has the same token as {found[sha]!r}; wanted one each")
-    return found
-
-
 class Tokens:
     """The tokens of one file. ``who`` is "node" or "operator", for sentences."""
 
     def __init__(self, path: Path | None, key: str, who: str) -> None:
         """Raises ConfigError when the file is there and wrong."""
         self._path, self._key, self._who = path, key, who
-        self._stamp = self._mark()
+        self._stamp = mark(path)
         self._known = read_tokens(path, key) if path else {}
 
     def name(self, header: str | None) -> str:
@@ -88,18 +57,11 @@ class Tokens:
             raise Refused(401, f"no {self._who} has this token; 'sentinel token NAME' makes one and the line for {self._key}")
         return name
 
-    def _mark(self) -> tuple[int, int, int]:
-        try:
-            stat = self._path.stat() if self._path else None
-        except OSError:
-            return (0, 0, -1)
-        return (stat.st_mtime_ns, stat.st_ino, stat.st_size) if stat else (0, 0, -1)
-
     def _refresh(self) -> None:
-        mark = self._mark()
-        if mark == self._stamp or self._path is None:
+        stamp = mark(self._path)
+        if stamp == self._stamp or self._path is None:
             return
-        self._stamp = mark
+        self._stamp = stamp
         try:
             self._known = read_tokens(self._path, self._key)
         except ConfigError as error:

@@ -1,0 +1,94 @@
+"""One try of one request on one worker: what it holds, and that all of it is given back.
+
+This module exists so that there is one place where a slot, a breaker's permit and a connection end together. What always holds:
+``end`` may be called at any time, twice as well; after it nothing is held, the breaker has heard how it went, and a connection
+whose answer was not read to its end is closed, so that the worker stops computing.
+"""
+
+from __future__ import annotations
+
+from sentinel.gateway.classify import Trouble, of_status, of_trouble
+from sentinel.gateway.framing import Head
+from sentinel.gateway.guards import Admission, Breakers, Outcome, Permit, Slot
+from sentinel.gateway.incoming import Incoming
+from sentinel.gateway.upstream import Broken, Connection, Origin
+from sentinel.model import RouteEntry
+
+_STALE = (Trouble.RESET, Trouble.EARLY)
+
+
+class Guards:
+    """What every try passes, and what this gateway itself has in flight per worker."""
+
+    def __init__(self, breakers: Breakers, admission: Admission) -> None:
+        self.breakers, self.admission = breakers, admission
+        self.load: dict[str, int] = {}
+
+
+class Attempt:
+    """``trouble`` or ``head`` is set once it has begun."""
+
+    __slots__ = ("_ended", "_guards", "_permit", "_slot", "connection", "entry", "head", "outcome", "pool", "trouble", "why")
+
+    def __init__(self, guards: Guards, entry: RouteEntry, permit: Permit, slot: Slot) -> None:
+        self._guards, self._permit, self._slot = guards, permit, slot
+        self.entry, self.pool = entry, slot.pool
+        self.connection: Connection | None = None
+        self.head: Head | None = None
+        self.trouble: Trouble | None = None
+        self.why = ""
+        self.outcome = Outcome.IGNORED
+        self._ended = False
+        guards.load[entry.worker] = guards.load.get(entry.worker, 0) + 1
+
+    async def begin(self, x: Incoming, origin: Origin, key: bytes, patience_s: float, *, body: bytes = b"") -> None:
+        """Send the request and wait for the beginning of an answer. ``body``: instead of the request's own."""
+        body = body or x.body
+        head = x.head(origin.host, origin.path, key, len(body))
+        try:
+            self.connection = await origin.connection()
+            try:
+                self.head = await self.connection.ask(head, body, patience_s)
+            except Broken as error:
+                stale = self.connection
+                if not (stale.used and stale.silent and error.trouble in _STALE):
+                    raise
+                stale.abort()
+                self.connection = await origin.connection(fresh=True)
+                self.head = await self.connection.ask(head, body, patience_s)
+        except Broken as error:
+            self.trouble, self.why = error.trouble, str(error)
+
+    def judge(self, *, out: bool) -> None:
+        """What its beginning says. ``out``: the worker has left rotation."""
+        if self.trouble is not None:
+            self.outcome = of_trouble(self.trouble, out=out)
+        elif self.head is not None:
+            self.outcome = of_status(self.head.status, out=out)
+            self.why = f"it answered {self.head.status}"
+
+    def broke(self, trouble: Trouble, *, out: bool) -> None:
+        """Its answer broke after it had begun."""
+        self.trouble = trouble
+        self.outcome = of_trouble(trouble, out=out)
+
+    @property
+    def reason(self) -> str:
+        """A word for the metrics."""
+        if self.trouble is not None:
+            return self.trouble.value
+        return "busy" if self.outcome is Outcome.BUSY else "status"
+
+    def end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        load, worker = self._guards.load, self.entry.worker
+        load[worker] -= 1
+        if not load[worker]:
+            del load[worker]
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.abort()
+        self._guards.breakers.ended(self._permit, self.outcome)
+        self._guards.admission.release(self._slot)

@@ -1,0 +1,74 @@
+"""What the end of one try on one worker means: for its breaker, for the request, and for whoever reads the metrics. Pure.
+
+This module exists because every known gateway gets a part of this table wrong: 400s that opened the breakers of a whole fleet
+(sglang#25811), 503s of busy workers that did (sglang#13894, repaired by #39464). What always holds:
+
+* A client's mistake (4xx) never counts against a worker; back-pressure (429, 503, and 529 as Dynamo may be told to say) is neutral.
+* What a worker does after it left rotation is ignored: vLLM 0.32 answers 500 behind a green /health once it got SIGTERM.
+* A try may be repeated elsewhere only before a byte of an answer has reached the client.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sentinel.gateway.guards import Outcome
+
+_BUSY = frozenset({429, 503, 529})
+
+
+class Trouble(StrEnum):
+    """How a try ended without a complete answer."""
+
+    REFUSED = "refused"  # no connection
+    RESET = "reset"  # the connection broke
+    FIRST_BYTE = "first_byte"  # connected, and nothing of an answer in time
+    STALL = "stall"  # part of an answer, then nothing for too long
+    EARLY = "closed_early"  # an orderly end before the answer's own end
+    GARBLED = "garbled"  # not HTTP
+    WORKER_ERROR = "worker_error"  # the stream itself told of an error (Dynamo and vLLM write it as an event)
+    CLIENT = "client_gone"  # the client went away or takes nothing any more
+    STOPPING = "stopping"  # this gateway had to end before the answer did
+
+
+def of_status(status: int, *, out: bool = False) -> Outcome:
+    """An answer with a status. ``out``: the route table says that the worker has left rotation."""
+    if status < 500 and status not in _BUSY:
+        return Outcome.FINE
+    if out:
+        return Outcome.IGNORED
+    return Outcome.BUSY if status in _BUSY else Outcome.FAILED
+
+
+def of_trouble(trouble: Trouble, *, out: bool = False) -> Outcome:
+    """No complete answer."""
+    return Outcome.IGNORED if out or trouble in (Trouble.CLIENT, Trouble.STOPPING) else Outcome.FAILED
+
+
+def elsewhere(outcome: Outcome, trouble: Trouble | None = None) -> bool:
+    """Whether another worker may do better, as long as the client has seen nothing of this answer."""
+    return outcome is not Outcome.FINE and trouble not in (Trouble.CLIENT, Trouble.STOPPING)
+
+
+class Budget:
+    """How many tries may be repeated: ``reserve`` at once, and ``share`` of the requests in the long run.
+
+    Without one, a rack that fails under load is asked twice as much just then (retry storms; Envoy bounds them by a count,
+    Finagle by this bucket).
+    """
+
+    def __init__(self, share: float, reserve: float) -> None:
+        self._share, self._reserve = share, reserve
+        self.left = reserve
+
+    def earn(self) -> None:
+        """One request came in."""
+        if self.left < self._reserve:
+            self.left = min(self._reserve, self.left + self._share)
+
+    def spend(self) -> bool:
+        """One more try; False: not now."""
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True

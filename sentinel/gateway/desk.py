@@ -1,0 +1,113 @@
+"""What is the same for all requests of one gateway process: settings, keys, the route table, guards, sessions, connections.
+
+This module exists so that a request's way is handed one thing. What always holds: ``plan`` is replaced as a whole, so a request
+sees one table from its beginning to its choice; workers that left the table keep their connections only for what is in flight.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from sentinel.gateway.attempt import Guards
+from sentinel.gateway.guards import Admission, Breakers
+from sentinel.gateway.keys import Keys
+from sentinel.gateway.meters import Meters, gauges
+from sentinel.gateway.models import Plan
+from sentinel.gateway.sessions import Homes
+from sentinel.gateway.upstream import Origin
+from sentinel.model import Fleet, Routes
+from sentinel.settings import GatewaySettings
+
+
+class Follows(Breakers, Protocol):
+    """Breakers that are told who is in rotation, and tell how they stand."""
+
+    def members(self, pools: dict[str, list[str]]) -> None: ...
+    def states(self) -> dict[str, str]: ...
+
+
+class Desk:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fleet: Fleet,
+        *,
+        breakers: Follows,
+        admission: Admission,
+        frontend: str = "",
+        worker_key: str = "",
+    ) -> None:
+        """``frontend``: base URL of the Dynamo frontend. Raises ConfigError when the file of keys is wrong."""
+        self.settings, self.fleet, self.frontend = settings, fleet, frontend
+        self.keys = Keys(settings.keys)
+        self.worker_key = worker_key.encode()
+        self.guards = Guards(breakers, admission)
+        self.breakers = breakers
+        self.homes = Homes()
+        self.meters = Meters(self._gauges)
+        self.routes = Routes()
+        self.plan = Plan(self.routes, fleet, frontend)
+        self.began = int(time.time())
+        self.stopping = False
+        self._origins: dict[str, Origin] = {}
+        self._tls = ssl.create_default_context()
+
+    def obey(self, routes: Routes) -> None:
+        """From now on every choice is made by this table."""
+        self.routes = routes
+        self._plan_anew()
+
+    def reconfigure(self, fleet: Fleet, frontend: str) -> None:
+        """Another configuration of pools and workers, under the same table."""
+        self.fleet, self.frontend = fleet, frontend
+        self._plan_anew()
+
+    def _plan_anew(self) -> None:
+        self.plan = Plan(self.routes, self.fleet, self.frontend)
+        self.breakers.members(self.plan.members())
+        for worker, pool in self.plan.pool_of.items():
+            self.meters.know(pool, worker)
+        urls = set(self.plan.url_of.values())
+        for url in self._origins.keys() - urls:
+            self._origins.pop(url).close()
+
+    def origin(self, url: str) -> Origin:
+        found = self._origins.get(url)
+        if found is None:
+            s = self.settings
+            found = self._origins[url] = Origin(url, connect_s=float(s.connect), idle_s=float(s.idle), tls=self._tls)
+        return found
+
+    def sweep(self) -> None:
+        """Close connections that have been idle for too long; to be called every second."""
+        for origin in self._origins.values():
+            origin.sweep()
+
+    def close(self) -> None:
+        for origin in self._origins.values():
+            origin.close()
+        self._origins.clear()
+
+    def _gauges(self) -> Iterable[Metric]:
+        pool_of = self.plan.pool_of
+        yield gauges(
+            "sentinel_gateway_in_flight", "Requests that a worker has from this gateway.", ["pool", "worker"],
+            {(pool, worker): float(self.guards.load.get(worker, 0)) for worker, pool in pool_of.items()},
+        )  # fmt: skip
+        states = self.breakers.states()
+        yield gauges(
+            "sentinel_gateway_breaker", "1 for how a worker's breaker stands, as this gateway goes by it.",
+            ["pool", "worker", "state"],
+            {
+                (pool, worker, state): float(states.get(worker, "closed") == state)
+                for worker, pool in pool_of.items()
+                for state in ("closed", "open", "half_open")
+            },
+        )  # fmt: skip
+        yield gauges("sentinel_gateway_routes_version", "Version of the route table that is obeyed.", [], {(): self.routes.version})
+        yield gauges("sentinel_gateway_sessions", "Sessions whose worker is remembered.", [], {(): len(self.homes)})

@@ -1,0 +1,309 @@
+"""A request's way: read it, choose a worker, try, perhaps once more elsewhere, pass the answer on.
+
+This module exists as the one place where these steps follow each other; each of them is a module of its own. What always holds:
+
+* Nothing is written to a client before a worker's answer has begun: until then, and once, another worker may be tried.
+* Whatever happens (an answer, a refusal, a client that leaves, a bug), the try that is under way ends, and with it its slot.
+* A worker's answer is passed on as it is, its errors too; an error of ours has OpenAI's shape and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+from aiohttp.web_request import BaseRequest
+
+from sentinel.gateway.ask import Kind
+from sentinel.gateway.attempt import Attempt
+from sentinel.gateway.classify import Budget, Trouble, elsewhere
+from sentinel.gateway.errors import ApiError, rendered
+from sentinel.gateway.framing import Head
+from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
+from sentinel.gateway.guards import Outcome, Refusal
+from sentinel.gateway.incoming import MODELS, Incoming, receive
+from sentinel.gateway.routing import choose, idlest
+from sentinel.gateway.stream import Relay
+from sentinel.model import Role, RouteEntry, Routes
+
+if TYPE_CHECKING:
+    from sentinel.gateway.desk import Desk
+
+log = structlog.get_logger(__name__)
+
+BUSY_S = 1.0  # for so long a worker that said 429 or 503 is the last to be asked
+
+
+class Forward:
+    """The handler of the public port. ``desk``: everything that is the same for all requests."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        s = desk.settings
+        self._budget = Budget(float(s.retry_share), float(s.retry_reserve))
+        self._first_s, self._answer_s, self._queue_s = float(s.first_byte), float(s.answer), float(s.queue)
+        self._stall_s = float(s.stall)
+        self._busy: dict[str, float] = {}  # worker → until when it is asked last
+
+    async def __call__(self, request: BaseRequest, client: Client) -> Sent:
+        client.begun, client.request_id = False, b""
+        began = time.monotonic()
+        try:
+            if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
+                return self._models(request, client)
+            x = await receive(request, client, self._desk.settings, self._desk.keys, began=began)
+            return await self._serve(x, client)
+        except ApiError as error:
+            return self._tell(error, request, client)
+        except ConnectionError:
+            return CLOSE
+        except Exception:  # a bug; without this aiohttp would write a second head after whatever was written
+            log.exception("a request failed in a way that nobody foresaw", path=request.raw_path[:200])
+            if client.begun:
+                client.out.abort()
+                return CLOSE
+            return self._tell(ApiError(500, "this gateway failed", kind="server_error"), request, client)
+
+    # -- the way of one request ---------------------------------------------------------------------------------------
+
+    async def _serve(self, x: Incoming, client: Client) -> Sent:
+        routes = self._desk.plan.pools(x.ask.model)
+        if routes is None:
+            raise ApiError(404, f"the model {x.ask.model[:200]!r} is not served here", code="model_not_found", param="model")
+        self._budget.earn()
+        order = self._order(x, routes)
+        attempt = await self._place(x, order, self._queue_s)
+        outcome = "gone"
+        try:
+            await self._begin(x, attempt)
+            if attempt.outcome is not Outcome.FINE:
+                other = await self._another(x, order, attempt)
+                if other is not None:
+                    attempt.end()
+                    attempt = other
+                    await self._begin(x, attempt)
+            sent, outcome = await self._answer(x, attempt, client)
+            return sent
+        except ApiError:
+            outcome = "failed"
+            raise
+        finally:
+            if outcome == "gone":
+                attempt.outcome = Outcome.IGNORED
+            attempt.end()
+            self._desk.meters.requests[attempt.pool, attempt.entry.worker, x.tenant, outcome] += 1
+
+    def _order(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry]:
+        load = self._desk.guards.load
+        if not x.session:
+            order = idlest(routes, Role.DECODE, x.request_id.hex(), load)
+        else:
+            home = self._desk.homes.of(x.session)
+            order = choose(routes, Role.DECODE, x.session, load=load, home=home, goes_on=x.ask.goes_on)
+        return self._steered(order) if self._busy else order
+
+    def _steered(self, order: Iterator[RouteEntry]) -> Iterator[RouteEntry]:
+        """Whoever said that it is busy a moment ago comes last."""
+        now = time.monotonic()
+        self._busy = {worker: until for worker, until in self._busy.items() if until > now}
+        late = []
+        for entry in order:
+            if entry.worker in self._busy:
+                late.append(entry)
+            else:
+                yield entry
+        yield from late
+
+    async def _place(self, x: Incoming, order: Iterator[RouteEntry], wait_s: float) -> Attempt:
+        """A permit and a slot on the first worker of the order that gives both. Raises ApiError."""
+        full: RouteEntry | None = None
+        refusal: Refusal | None = None
+        opened, without = 0, set[str]()
+        for entry in order:
+            pool = self._desk.plan.pool_of.get(entry.worker, "")
+            if pool in without:
+                continue
+            got = await self._try_place(x, entry, pool, 0.0)
+            if isinstance(got, Attempt):
+                return got
+            if got is None:
+                opened += 1
+                continue
+            full, refusal = full or entry, got
+            if got.limit == "pool":
+                without.add(pool)
+            elif got.limit != "worker":
+                break
+        if full is not None and refusal is not None and wait_s > 0 and refusal.limit != "fenced":
+            got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), wait_s)
+            if isinstance(got, Attempt):
+                return got
+            refusal = got or refusal
+        raise self._refused(x, refusal, opened)
+
+    async def _try_place(self, x: Incoming, entry: RouteEntry, pool: str, wait_s: float) -> Attempt | Refusal | None:
+        guards = self._desk.guards
+        permit = await guards.breakers.permit(entry.worker)
+        if permit is None:
+            return None
+        try:
+            got = await guards.admission.admit(pool, entry.worker, x.tenant, x.ask.tokens, wait_s)
+        except BaseException:
+            guards.breakers.ended(permit, Outcome.IGNORED)
+            raise
+        if isinstance(got, Refusal):
+            guards.breakers.ended(permit, Outcome.IGNORED)
+            return got
+        return Attempt(guards, entry, permit, got)
+
+    def _refused(self, x: Incoming, refusal: Refusal | None, opened: int) -> ApiError:
+        if refusal is not None:
+            limit, why, after = refusal.limit, refusal.why, refusal.retry_after_s
+        elif opened:
+            limit, why, after = "breaker", f"every worker of {x.ask.model!r} has failed a moment ago; try again", 2.0
+        else:
+            limit, why, after = "none", f"no worker of {x.ask.model!r} takes requests just now; try again", 2.0
+        pool = next(iter(self._desk.plan.names(x.ask.model)), "")
+        self._desk.meters.refused[pool, x.tenant, limit] += 1
+        if limit == "tenant":
+            return ApiError(429, why, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=after)
+        return ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=after)
+
+    async def _begin(self, x: Incoming, attempt: Attempt) -> None:
+        worker = attempt.entry.worker
+        origin = self._desk.origin(attempt.entry.url)
+        patience = self._first_s if x.ask.stream else self._answer_s
+        await attempt.begin(x, origin, self._desk.worker_key, patience)
+        attempt.judge(out=self._desk.plan.out(worker))
+        if attempt.outcome is Outcome.BUSY:
+            self._busy[worker] = time.monotonic() + BUSY_S
+
+    async def _another(self, x: Incoming, order: Iterator[RouteEntry], failed: Attempt) -> Attempt | None:
+        """A second try elsewhere, if there is an elsewhere and the budget has one left."""
+        meters, worker = self._desk.meters, failed.entry.worker
+        log.info("a try failed", worker=worker, why=failed.why, request_id=x.request_id.decode())
+        if not elsewhere(failed.outcome, failed.trouble):
+            return None
+        if self._budget.left < 1.0:
+            meters.unretried["budget"] += 1
+            return None
+        try:
+            other = await self._place(x, order, 0.0)
+        except ApiError:
+            meters.unretried["nowhere"] += 1
+            return None
+        self._budget.spend()
+        meters.retries[failed.pool, worker, failed.reason] += 1
+        return other
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    async def _answer(self, x: Incoming, attempt: Attempt, client: Client) -> tuple[Sent, str]:
+        head, connection = attempt.head, attempt.connection
+        if attempt.trouble is not None or head is None or connection is None:
+            status = 504 if attempt.trouble is Trouble.FIRST_BYTE else 502
+            raise ApiError(
+                status, f"the worker gave no answer: {attempt.why}", kind="server_error",
+                code=f"upstream_{attempt.trouble or Trouble.EARLY}",
+            )  # fmt: skip
+        worker, desk = attempt.entry.worker, self._desk
+        if head.status < 300:
+            desk.homes.settle(x.session, worker)
+        keep = x.keep and not desk.stopping
+        body = connection.whole()
+        if body is not None:
+            connection.done()
+            attempt.connection = None
+            client.begun = True
+            client.out.write(_head(x, head, len(body), keep=keep) + body)
+            return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
+        keep = keep and not (x.old and head.size is None)
+        flow = desk.meters.flow(attempt.pool, worker)
+        relay = Relay(
+            client, connection, head, flow, stall_s=self._stall_s, old=x.old, responses=x.kind is Kind.RESPONSE
+        )
+        client.begun = True
+        client.out.write(_head(x, head, head.size, keep=keep))
+        x.body = b""  # it can be of use no more
+        attempt.connection = None  # the relay gives it back
+        relay.start()
+        try:
+            trouble = await relay.ended
+        finally:
+            relay.leave()
+            if head.sse and relay.first_at:
+                flow.first.add(relay.first_at - x.began)
+        if head.sse and relay.events > 1:
+            flow.rate.add(relay.events / max(1e-6, time.monotonic() - x.began))
+        if trouble is None:
+            return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
+        attempt.broke(trouble, out=desk.plan.out(worker))
+        if trouble is Trouble.CLIENT:
+            return CLOSE, "gone"
+        desk.meters.broken[attempt.pool, worker, trouble.value] += 1
+        log.warning("an answer broke", worker=worker, why=trouble.value, events=relay.events, request_id=x.request_id.decode())
+        return CLOSE, "broken"
+
+    # -- answers of our own -------------------------------------------------------------------------------------------
+
+    def _models(self, request: BaseRequest, client: Client) -> Sent:
+        self._desk.keys.tenant(request.headers.get("Authorization"))
+        path = request.raw_path.partition("?")[0]
+        names = self._desk.plan.models(self._desk.guards.breakers.closed)
+        shown = [{"id": name, "object": "model", "created": self._desk.began, "owned_by": "sentinel"} for name in names]
+        if path == MODELS:
+            return self._write(msgspec.json.encode({"object": "list", "data": shown}), request, client)
+        wanted = path.removeprefix(MODELS + "/")
+        for model in shown:
+            if model["id"] == wanted:
+                return self._write(msgspec.json.encode(model), request, client)
+        raise ApiError(404, f"the model {wanted[:200]!r} is not served here now", code="model_not_found", param="model")
+
+    def _write(self, body: bytes, request: BaseRequest, client: Client) -> Sent:
+        keep = request.keep_alive and not self._desk.stopping
+        whole = rendered(200, body, keep=keep, old=request.version < (1, 1))
+        client.begun = True
+        client.out.write(whole[: len(whole) - len(body)] if request.method == "HEAD" else whole)
+        return KEEP if keep else CLOSE
+
+    def _tell(self, error: ApiError, request: BaseRequest, client: Client) -> Sent:
+        if client.transport is None:
+            return CLOSE
+        keep = request.keep_alive and not error.close and not self._desk.stopping
+        headers = error.headers
+        if error.retry_after_s:
+            headers += (b"retry-after: %d" % max(1, round(error.retry_after_s)),)
+        if client.request_id:
+            headers += (b"x-request-id: " + client.request_id,)
+        client.begun = True
+        client.out.write(rendered(error.status, error.body(), headers, keep=keep, old=request.version < (1, 1)))
+        return KEEP if keep else CLOSE
+
+
+def _head(x: Incoming, head: Head, size: int | None, *, keep: bool) -> bytes:
+    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason), *head.lines]
+    if size is not None:
+        if head.status not in (204, 304):
+            lines.append(b"content-length: %d" % size)
+    elif not x.old:
+        lines.append(b"transfer-encoding: chunked")
+    if not head.tagged:
+        lines.append(b"x-request-id: " + x.request_id)
+    if head.status in (429, 503) and not head.retry_after:
+        lines.append(b"retry-after: 1")
+    if not keep:
+        lines.append(b"connection: close")
+    elif x.old:
+        lines.append(b"connection: keep-alive")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _word(status: int, outcome: Outcome) -> str:
+    if status < 400:
+        return "ok"
+    if status in (429, 503) or outcome is Outcome.BUSY:
+        return "busy"
+    return "client_error" if status < 500 else "failed"

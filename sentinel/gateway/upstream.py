@@ -1,0 +1,219 @@
+"""Connections to the workers: one protocol that waits for the beginning of an answer, and a pool of idle ones per worker.
+
+This module exists because what comes after an answer's head must cost next to nothing: the bytes of a stream go from this
+protocol to whoever took the connection over, with no task, queue or parser object in between. What always holds:
+
+* A connection carries one request at a time; it goes back to the pool only after a complete answer with nothing behind it.
+* The beginning of an answer is its head and the first bytes of its body (all of it, where it is short): until then nothing has
+  been promised to anybody, and the try can be repeated elsewhere.
+* A pooled connection that turns out to be dead before it said a word is replaced once by a fresh one to the same worker: that is
+  a race with the worker's own keep-alive timer (uvicorn's is 5 s), not a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from sentinel.gateway.classify import Trouble
+from sentinel.gateway.framing import HEAD_MAX, Garbled, Head, parse_head
+
+SHORT = 256 * 1024  # bytes of an answer of known length that is waited for as a whole
+
+
+class Broken(Exception):
+    """A try came to nothing before its answer began; the text is for the log."""
+
+    def __init__(self, trouble: Trouble, why: str) -> None:
+        super().__init__(why)
+        self.trouble = trouble
+
+
+class Taker(Protocol):
+    """Whoever takes the rest of an answer."""
+
+    def feed(self, data: bytes) -> None: ...
+    def lost(self, error: Exception | None) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a worker."""
+
+    __slots__ = ("_early", "_waiter", "closed", "error", "head", "idle_since", "origin", "taker", "transport", "used")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.transport: asyncio.Transport
+        self.taker: Taker | None = None
+        self.head: Head | None = None
+        self.closed = self.used = False
+        self.error: Exception | None = None  # what closed it, where that was not an orderly end
+        self.idle_since = 0.0
+        self._early = b""
+        self._waiter: asyncio.Future[None] | None = None
+
+    # -- as a protocol ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self.taker is not None:
+            self.taker.feed(data)
+            return
+        self._early += data
+        waiter = self._waiter
+        if waiter is None:  # nobody asked
+            self.abort()
+        elif not waiter.done():
+            try:
+                if self._begun():
+                    waiter.set_result(None)
+            except Garbled as error:
+                waiter.set_exception(Broken(Trouble.GARBLED, f"what it answered is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed, self.error = True, exc
+        self.origin.forget(self)
+        taker, self.taker = self.taker, None
+        if taker is not None:
+            taker.lost(exc)
+        elif self._waiter is not None and not self._waiter.done():
+            if self.head is not None and exc is None and not self.head.chunked and self.head.size is None:
+                self._waiter.set_result(None)  # an empty body that ends with the connection
+            else:
+                how = f"the connection broke: {exc}" if exc else "it closed the connection before it answered"
+                self._waiter.set_exception(Broken(Trouble.RESET if exc else Trouble.EARLY, how))
+
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    async def ask(self, request: bytes, body: bytes, patience_s: float) -> Head:
+        """Send a request; returns when its answer has begun. Raises Broken."""
+        if self.closed:
+            raise Broken(Trouble.EARLY, "it closed the connection before it was asked")
+        loop = asyncio.get_running_loop()
+        self.head, self._early = None, b""
+        self._waiter = loop.create_future()
+        late = loop.call_later(patience_s, self._late, patience_s)
+        if len(body) < 16384:
+            self.transport.write(request + body)
+        else:
+            self.transport.writelines((request, body))
+        try:
+            await self._waiter
+        finally:
+            late.cancel()
+            self._waiter = None
+        if self.head is None:
+            raise Broken(Trouble.EARLY, "it closed the connection before it answered")
+        return self.head
+
+    def _late(self, patience_s: float) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(Broken(Trouble.FIRST_BYTE, f"nothing of an answer came within {patience_s:g} s"))
+
+    @property
+    def silent(self) -> bool:
+        """Whether not one byte of an answer has come."""
+        return self.head is None and not self._early
+
+    def _begun(self) -> bool:
+        head = self.head
+        while head is None:
+            end = self._early.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._early) > HEAD_MAX:
+                    raise Garbled("its head has no end")
+                return False
+            head = parse_head(self._early[:end])
+            self._early = self._early[end + 4 :]
+            if head.status < 200:
+                if head.status == 101:
+                    raise Garbled("it wants to speak another protocol")
+                head = None
+        self.head = head
+        if head.size is None or head.size > SHORT:
+            return bool(self._early)
+        return len(self._early) >= head.size
+
+    def take(self, taker: Taker) -> bytes:
+        """From now on everything goes to ``taker``; returns what has come already. One that is closed by now says no more."""
+        early, self._early = self._early, b""
+        self.taker = taker
+        return early
+
+    def whole(self) -> bytes | None:
+        """The complete body of a short answer; None when it has to be taken."""
+        if self.head is None or self.head.size is None or len(self._early) != self.head.size:
+            return None
+        body, self._early = self._early, b""
+        return body
+
+    def done(self) -> None:
+        """The answer is complete: keep the connection if it may be kept."""
+        self.taker = None
+        if self.head is not None and self.head.keep and not self.closed and not self._early:
+            self.used = True
+            self.idle_since = time.monotonic()
+            self.origin.idle.append(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Nothing more is wanted of it: the worker sees the connection end at once and stops computing."""
+        self.taker = None
+        if not self.closed:
+            self.closed = True
+            self.transport.abort()
+
+
+class Origin:
+    """One worker's address, and the idle connections to it."""
+
+    def __init__(self, url: str, *, connect_s: float, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        self.url, self.path = url, parts.path.rstrip("/").encode()
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.host = parts.netloc.rpartition("@")[2].encode()
+        self._connect_s, self._idle_s = connect_s, idle_s
+        self.idle: list[Connection] = []
+
+    async def connection(self, *, fresh: bool = False) -> Connection:
+        """An idle connection, the one used last, or a new one. Raises Broken."""
+        oldest = time.monotonic() - self._idle_s
+        while self.idle and not fresh:
+            kept = self.idle.pop()
+            if not kept.closed:
+                if kept.idle_since > oldest:
+                    return kept
+                kept.abort()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                loop = asyncio.get_running_loop()
+                _, made = await loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            raise Broken(Trouble.REFUSED, f"no connection within {self._connect_s:g} s") from None
+        except OSError as error:
+            raise Broken(Trouble.REFUSED, f"no connection: {error.strerror or error}") from None
+        return made
+
+    def forget(self, gone: Connection) -> None:
+        if gone in self.idle:
+            self.idle.remove(gone)
+
+    def sweep(self) -> None:
+        """Close what has been idle for too long."""
+        oldest = time.monotonic() - self._idle_s
+        for kept in [c for c in self.idle if c.idle_since <= oldest]:
+            kept.abort()
+            self.forget(kept)
+
+    def close(self) -> None:
+        for kept in tuple(self.idle):
+            kept.abort()
+        self.idle.clear()
