@@ -1,20 +1,5 @@
-"""What a start leaves behind in memory, given back or set aside once; for the agent and its driver child alike.
+"""What a start leaves behind in memory, under the name by which the agent's parts know it; it stands in ``sentinel.heap``."""
 
-This module exists because a process that runs for months keeps, in its resident memory, what its first second took: importing
-leaves free blocks all over the heap, and where modules are not compiled ahead (a read-only or freshly unpacked installation)
-compiling them leaves far more: 11 MiB of the driver child's 32, measured with CPython 3.11 and the NVML binding.
-"""
+from sentinel.heap import settle
 
-from __future__ import annotations
-
-import contextlib
-import ctypes
-import gc
-
-
-def settle() -> None:
-    """Call once after the start: free memory goes back to the kernel, and later collections skip what lives as long as we do."""
-    gc.collect()
-    gc.freeze()
-    with contextlib.suppress(OSError, AttributeError):  # glibc has it; elsewhere nothing is lost but the memory
-        ctypes.CDLL(None).malloc_trim(0)
+__all__ = ["settle"]
