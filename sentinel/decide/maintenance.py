@@ -21,14 +21,13 @@ from sentinel.decide.drain import Drains
 from sentinel.decide.events import Asked
 from sentinel.decide.moves import gentle
 from sentinel.decide.picture import Aside, Picture
-from sentinel.decide.planned import planned, takes_out, whose, window
+from sentinel.decide.planned import STILL_S, planned, takes_out, whose, window
 from sentinel.model import Component, Drain, DrainState, Finding, Hold, Kind, Response, Worker, WorkerState
 
 S = DrainState
 
 DEADLINE_S = 300.0  # for requests in flight, where the person says nothing: longer than almost any answer
 _SHOWN = 200  # findings kept for each node
-_STILL_S = 60.0  # what was reported within this long before the end counts as still so: twice the longest cadence of a probe
 
 
 class Maintenance:
@@ -146,7 +145,7 @@ class Maintenance:
 
     def _counts(self, node: str) -> list[Finding]:
         """What was set aside because of this node, and is still so: it counts from now on."""
-        lately = self.p.now - _STILL_S
+        lately = self.p.now - STILL_S
         still = [a.finding for a in self.p.set_aside.pop(node, {}).values() if a.at >= lately and a.finding.kind is Kind.STATE]
         self._again += still
         return still

@@ -10,13 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.decide.picture import Picture
-from sentinel.model import Action, Drain, DrainState, Finding, Hold, Kind, Response, Suspect, Worker, WorkerState
+from sentinel.model import Action, Drain, DrainState, Finding, Hold, Response, Suspect, Worker, WorkerState
 
 S = DrainState
 
 REBOOTS = (Action.REBOOT_NODE, Action.POWER_CYCLE)
 # Measured on the worker itself (probes/worker.py): with one of these nothing that is in flight ever ends.
 CANNOT_FINISH = ("worker.frozen", "worker.dead", "worker.unreachable", "worker.gone")
+
+
+STILL_S = 60.0  # what was measured within this long is still so: twice the longest cadence of a probe
 
 
 def window(p: Picture, node: str) -> Hold | None:
@@ -81,15 +84,17 @@ def not_expected_up(p: Picture, finding: Finding) -> bool:
 
 
 def not_looked_at(p: Picture, worker: Worker, since: float) -> str:
-    """After a maintenance window: what of this worker's place has not been looked at, or is not fine, since then; "" nothing."""
+    """After a maintenance window: what of this worker's place has not been looked at since then, or is seen bad and not yet
+    confirmed; "" nothing. What is confirmed has an incident, which keeps it out if anything does."""
     for node in sorted(_places(p, worker)):
         view = p.nodes.get(node)
         if view is None or view.heard_at <= since:
             return f"no report of {node}"
         for f in p.to_look_at.get(node, ()):
-            counts = p.conditions.get(f.component, f.check) is not None and worker in p.touching(f.component)
-            if counts and not p.conditions.clean_since(f.component, f.check, Kind.STATE, since):
-                return f"{f.check} on {f.component}"
+            seen = p.conditions.get(f.component, f.check)
+            unsure = seen is not None and not seen.present and seen.bad > 0 and p.now - seen.measured_at < STILL_S
+            if unsure and worker in p.touching(f.component):
+                return f"{f.check} on {f.component}, to be confirmed"
     return ""
 
 
