@@ -84,7 +84,7 @@ class Systemic:
             summary=summary,
             findings=(finding,),
             history=(
-                Step(at=at, what="found", why=f"{summary}: one cause, not {many.split()[0]} faults", cause=cause, rule="systemic"),
+                Step(at=at, what="found", why=f"{summary}: one cause, not so many faults", cause=cause, rule="systemic"),
                 Step(at=at, what="frozen", why=f"no automatic drain on {finding.check} until it ends", cause=cause),
             ),
         )

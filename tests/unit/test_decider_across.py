@@ -265,7 +265,7 @@ def test_a_quiet_heartbeat_is_one_word_about_a_place() -> None:
 
 
 def test_who_is_not_configured_is_not_started_because_somebody_else_is_to_blame() -> None:
-    """What a switch explains gives its victims back; one that left the configuration meanwhile stands still until it is there again."""
+    """What a switch explains gives its victims back; one that left the configuration stands still until it is there again."""
     w = World()
     w.held = lambda e: isinstance(e, StopWorker)
     whole = w.fleet
@@ -311,7 +311,7 @@ print(hashlib.sha256(b"".join(msgspec.json.encode(out) for _, out in w.journal))
 def test_another_process_decides_the_same() -> None:
     """What is replayed elsewhere comes out to the letter, whatever order that Python gives to the members of a set."""
     told = {
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", _WALK], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True
         ).stdout
         for seed in ("1", "2", "3")
