@@ -2,7 +2,8 @@
 
 This module exists so that acting on the world is one table from effect to verb. What always holds:
 
-* An effect begins only after it is durable as pending, and only while the lease can still be ours.
+* An effect begins only after it is durable as pending, and only while the lease can still be ours. So does each try of a page:
+  a controller that was paused wakes up in the middle of its waits.
 * The next effect of a lane begins after the Done of the one before is durable: an effect that a crash makes us repeat is
   never repeated *after* a later one of its lane.
 * Whatever goes wrong becomes Done(ok=None) with a sentence. Cancelled (another leader takes over), an effect stays pending.
@@ -55,7 +56,7 @@ REPAIR_DEADLINE_ELSE = 180.0
 
 
 class Pager(Protocol):
-    async def send(self, page: Page) -> bool: ...
+    async def send(self, page: Page, still: Callable[[], bool]) -> bool: ...
 
 
 Outcome = tuple[bool | None, str, dict[str, Any]]
@@ -132,6 +133,8 @@ class Effects:
     async def _carry_out(self, effect: AnyEffect) -> Outcome:
         try:
             return await self._act(effect)
+        except SteppedDown:
+            raise
         except (AdapterError, StoreError) as error:
             return None, str(error), {}
         except TimeoutError:
@@ -218,13 +221,15 @@ class Effects:
             page = msgspec.structs.replace(page, runbook=f"{self._runbooks}/{page.fault}")
         while True:
             try:
-                delivered = await self._pager.send(page)
+                delivered = await self._pager.send(page, self._valid)
             except PagerError as error:
                 if page.event != "resolve" and self._resolved(effect):
                     return False, f"it was over before it got through: {error}", {}
                 pause = max(pause, min(error.retry_after_s, PAGE_RETRY[1]))
                 log.warning("a page was not delivered yet; it is tried again", page=page.id, error=str(error), in_s=pause)
                 await asyncio.sleep(pause)
+                if not self._valid():  # paused past the lease, and awake again: another leader sends it
+                    raise SteppedDown from None
                 pause = min(pause * 2, PAGE_RETRY[1])
                 continue
             return delivered, "" if delivered else "the page was rejected for good; see the log for what the receiver said", {}

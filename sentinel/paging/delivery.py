@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 
 import structlog
 
@@ -48,8 +49,8 @@ class Delivery:
     def name(self) -> str:
         return self._receiver.name
 
-    async def deliver(self, page: Page) -> tuple[Outcome, bool]:
-        """How it ended, and whether that happened just now. Raises PagerError when it was given up for now."""
+    async def deliver(self, page: Page, still: Callable[[], bool] = lambda: True) -> tuple[Outcome, bool]:
+        """How it ended, and whether that happened just now; tried while ``still`` says so. Raises PagerError when it was given up for now."""
         thread = self._threads.setdefault(page.dedup_key, _Thread())
         self._threads.move_to_end(page.dedup_key)
         thread.inside += 1
@@ -57,7 +58,7 @@ class Delivery:
             async with thread.turn:
                 if page.id in self._settled:
                     return self._settled[page.id], False
-                outcome = self._pointless(thread, page) or await self._send(thread, page)
+                outcome = self._pointless(thread, page) or await self._send(thread, page, still)
                 self._settle(page.id, outcome)
                 return outcome, True
         finally:
@@ -79,11 +80,11 @@ class Delivery:
         log.warning("a page was dropped", receiver=self.name, **named(page), why=note)
         return Outcome(state="cancelled", reason=note)
 
-    async def _send(self, thread: _Thread, page: Page) -> Outcome:
+    async def _send(self, thread: _Thread, page: Page, still: Callable[[], bool]) -> Outcome:
         if page.event == "trigger":
             thread.given_up.add(page.id)  # also when this task is cancelled half-way
         try:
-            verdict = await self._retry.run(lambda: self._receiver.attempt(page))
+            verdict = await self._retry.run(lambda: self._receiver.attempt(page), still)
         except asyncio.CancelledError:
             thread.arrived = True
             raise

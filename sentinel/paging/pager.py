@@ -7,7 +7,7 @@ refused it for good, PagerError while any receiver may still take it; then handi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -51,17 +51,18 @@ class Pager:
     def receivers(self) -> tuple[str, ...]:
         return tuple(d.name for d in self._deliveries)
 
-    async def send(self, page: Page) -> bool:
-        """Deliver ``page`` everywhere. Takes at most about a minute; see the module for the three answers."""
-        answers = await asyncio.gather(*(self._deliver(d, page) for d in self._deliveries))
+    async def send(self, page: Page, still: Callable[[], bool] = lambda: True) -> bool:
+        """Deliver ``page`` everywhere, while ``still`` says that it is ours to send. Takes at most about a minute; see the module
+        for the three answers."""
+        answers = await asyncio.gather(*(self._deliver(d, page, still) for d in self._deliveries))
         failed = [a for a in answers if isinstance(a, PagerError)]
         if failed:
             raise PagerError("; ".join(map(str, failed)), max(f.retry_after_s for f in failed))
         return any(a is True for a in answers)
 
-    async def _deliver(self, delivery: Delivery, page: Page) -> bool | PagerError:
+    async def _deliver(self, delivery: Delivery, page: Page, still: Callable[[], bool]) -> bool | PagerError:
         try:
-            outcome, new = await delivery.deliver(page)
+            outcome, new = await delivery.deliver(page, still)
         except PagerError as error:
             self._counter.labels(page.event, "gave_up").inc()
             return error

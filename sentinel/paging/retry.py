@@ -2,7 +2,8 @@
 
 What always holds here: only ``again`` is tried again; a Retry-After is honoured by every page for that receiver, not only by
 the one that was told; waits grow exponentially and are spread at random, so that many pages do not come back together; and
-it ends within ``patience_s``, because the page is in the controller's outbox and can be handed in again.
+it ends within ``patience_s``, because the page is in the controller's outbox and can be handed in again. Whoever may not send
+any more when a wait is over (a controller that was paused and is leader no more) does not.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Retry:
         self._clock, self._sleep, self._chance = clock, sleep, chance
         self._not_before = -float("inf")  # the receiver asked to be left alone until then
 
-    async def run(self, attempt: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """Attempt until there is a final answer. A verdict of ``again`` means: given up for now."""
+    async def run(self, attempt: Callable[[], Awaitable[Verdict]], still: Callable[[], bool] = lambda: True) -> Verdict:
+        """Attempt until there is a final answer, while ``still`` says so. A verdict of ``again`` means: given up for now."""
         end = self._clock() + self._patience
         maybe = False
         wait = self._not_before - self._clock()
@@ -46,6 +47,8 @@ class Retry:
                 if self._clock() + wait > end:
                     return msgspec.structs.replace(verdict, retry_after_s=wait, maybe=maybe)
                 await self._sleep(wait)
+            if not still():
+                return Verdict(state="again", reason="it is not this process's to send any more", maybe=maybe)
             verdict = await attempt()
             if verdict.state != "again":
                 return verdict

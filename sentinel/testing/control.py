@@ -137,7 +137,7 @@ class PagerStandIn:
     trouble: Exception | None = None
     tries: int = 0
 
-    async def send(self, page: Page) -> bool:
+    async def send(self, page: Page, still: Callable[[], bool] = lambda: True) -> bool:
         self.tries += 1
         if self.trouble is not None:
             raise self.trouble

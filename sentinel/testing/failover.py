@@ -62,7 +62,7 @@ class RedisPair:
                 f"sentinel failover-timeout {SERVICE} 4000\n",
                 "utf-8",
             )
-            self._spawn(port, str(file), "--sentinel")
+            self.watch_again(port)
         await self.whole()
 
     def begin(self, port: int, *, replica: bool | None = None) -> None:
@@ -73,6 +73,10 @@ class RedisPair:
         argv = ["--port", str(port), "--bind", HOST, "--dir", str(self.directory / str(port)), "--appendonly", "yes", "--save", "",
                 "--repl-diskless-sync-delay", "0", *(("--replicaof", HOST, str(other)) if follows else ())]  # fmt: skip
         self._spawn(port, *argv)
+
+    def watch_again(self, port: int) -> None:
+        """Start a Sentinel, or start it again with what it knew."""
+        self._spawn(port, str(self.directory / f"sentinel-{port}.conf"), "--sentinel")
 
     async def whole(self) -> None:
         """Wait until a primary has its replica in step and all Sentinels see all of it."""

@@ -107,6 +107,17 @@ async def test_retry_after_is_honoured_by_all(paging: Paging) -> None:
     assert await pager.send(page(number=2)) is True
 
 
+async def test_who_may_not_send_any_more_does_not_try_again(paging: Paging) -> None:
+    """A controller that was paused during a wait, and leads no more when it is over, sends nothing; later the page goes out once."""
+    pager = paging.build()
+    paging.pagerduty.answer_next(Answer(status=503))
+    with pytest.raises(PagerError, match="not this process's to send"):
+        await pager.send(page(), lambda: not paging.clock.waits)
+    assert len(paging.pagerduty.requests) == 1
+    assert await pager.send(page()) is True
+    assert len(paging.pagerduty.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("12", 12), ("Wed, 01 Jan 2025 00:00:30 GMT", 30), ("Tue, 31 Dec 2024 00:00:00 GMT", 0), ("soon", 0), ("-5", 0), ("", 0)],
