@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from sentinel.decide.places import Places
 from sentinel.model import Action, Component, Finding, Incident, Kind, Place, Severity, Suspect
-
-if TYPE_CHECKING:
-    from sentinel.decide.topology import Topology
 
 DRIFT, DUPLICATE, SAME_TRAY, SPLIT = "topology.drift", "topology.duplicate_gpu", "topology.same_tray", "topology.split_domain"
 CHANGED = "topology.changed"
@@ -33,8 +31,8 @@ class Said(NamedTuple):
 
 
 class Contradictions:
-    def __init__(self, topology: Topology) -> None:
-        self._at = topology
+    def __init__(self, places: Places) -> None:
+        self._at = places
         self._standing: dict[str, dict[str, Finding]] = {}  # node → check → as it is said
         self._ended: dict[str, dict[str, tuple[Finding, int]]] = {}  # the same, with how often it is still to be said
         self._left: set[str] = set()  # nodes that report no more

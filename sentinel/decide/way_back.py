@@ -12,7 +12,7 @@ This module exists so that there is one road back, whoever sent a worker out. Wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,8 +23,7 @@ from sentinel.decide.planned import REBOOTS, not_looked_at
 from sentinel.decide.repair import COMES_BACK_S, NODE_WIDE, Repairs, done, mark, node_of
 from sentinel.model import Action, Drain, DrainState, Response, Step
 
-if TYPE_CHECKING:  # they are moved by it
-    from sentinel.decide.drain import Drains
+if TYPE_CHECKING:
     from sentinel.decide.events import Done
 
 S = DrainState
@@ -34,8 +33,16 @@ _REFUSED = 3  # looks in a row: then its process is not there, and is started in
 _REBOOTING, _SAYS_NO = "rebooting", "says no"  # steps: the command has ended, well or not; whether the node has rebooted is seen
 
 
+class Moves(Protocol):
+    """How a drain is moved along the table and written down (``Drains``)."""
+
+    def move(self, drain: Drain, outcome: str, why: str, **changes: object) -> Drain: ...
+
+    def note(self, drain: Drain, what: str, why: str) -> Drain: ...
+
+
 class WayBack:
-    def __init__(self, picture: Picture, incidents: Incidents, drains: Drains, repairs: Repairs) -> None:
+    def __init__(self, picture: Picture, incidents: Incidents, drains: Moves, repairs: Repairs) -> None:
         self.p, self.incidents, self.drains, self.repairs = picture, incidents, drains, repairs
 
     # -- repairing --------------------------------------------------------------------------------------------------
