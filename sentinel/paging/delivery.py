@@ -50,7 +50,8 @@ class Delivery:
         return self._receiver.name
 
     async def deliver(self, page: Page, still: Callable[[], bool] = lambda: True) -> tuple[Outcome, bool]:
-        """How it ended, and whether that happened just now; tried while ``still`` says so. Raises PagerError when it was given up for now."""
+        """How it ended, and whether that happened just now; tried while ``still`` says so. Raises PagerError when it was given up
+        for now."""
         thread = self._threads.setdefault(page.dedup_key, _Thread())
         self._threads.move_to_end(page.dedup_key)
         thread.inside += 1

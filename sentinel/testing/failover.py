@@ -41,7 +41,7 @@ class RedisPair:
     """``servers`` are ports; the first is the primary at the beginning. ``sentinels`` are ports too."""
 
     def __init__(self, program: Path, *, sentinels: int = 3, options: tuple[str, ...] = (), query: str = "") -> None:
-        """``options`` are added to every server's and Sentinel's command line."""
+        """``options`` are added to the command line of every server and Sentinel, ``query`` to the URL."""
         self.directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
         self._program, self._options = program, options
         ports = free_ports(2 + sentinels)
@@ -81,7 +81,7 @@ class RedisPair:
     async def whole(self) -> None:
         """Wait until a primary has its replica in step and all Sentinels see all of it."""
         async with asyncio.timeout(30):
-            while not await self._is_whole():
+            while not await self._is_whole():  # noqa: ASYNC110  (processes, not tasks)
                 await asyncio.sleep(0.05)
 
     async def appoint(self, port: int) -> None:
@@ -103,9 +103,11 @@ class RedisPair:
     async def changed(self, since: int) -> int:
         """Wait until all Sentinels that run name another primary than ``since``, and that one takes writes."""
         async with asyncio.timeout(30):
-            while (now := await self.primary()) == since or (await self.ask(now, "ROLE"))[0] != b"master":
+            while True:
+                now = await self.primary()
+                if now != since and (await self.ask(now, "ROLE"))[0] == b"master":
+                    return now
                 await asyncio.sleep(0.02)
-        return now
 
     async def ask(self, port: int, *command: str | int) -> Any:
         """One command to one process; bytes as they come."""

@@ -179,7 +179,7 @@ async def test_an_old_primary_that_wakes_up_is_not_believed(stores: Stores) -> N
 
 
 async def test_what_most_sentinels_do_not_say_is_not_told(stores: Stores) -> None:
-    """One Sentinel or the replica hung or gone stops nothing; with two Sentinels gone it cannot be told, and the sentence says so."""
+    """One Sentinel or the replica hung or gone stops nothing; with two Sentinels gone it cannot be told, in a sentence."""
     pair = stores.pair
     a = await stores.open()
     epoch = await a.lease.acquire("a", "http://a", 300) or 0

@@ -109,8 +109,9 @@ class Outside:
         app = web.Application()
         app.add_routes(
             [
-                web.post("/page", self._page), web.get("/{worker}/health", self._health), web.get("/{worker}/metrics", self._metrics),
-                web.get("/{worker}/v1/models", self._models), web.post("/{worker}/v1/completions", self._complete),
+                web.post("/page", self._page), web.get("/{worker}/health", self._health),
+                web.get("/{worker}/metrics", self._metrics), web.get("/{worker}/v1/models", self._models),
+                web.post("/{worker}/v1/completions", self._complete),
             ]
         )  # fmt: skip
         self._runner = web.AppRunner(app)
@@ -238,7 +239,7 @@ class Outside:
     async def until(self, true: Callable[[], Any], what: str, seconds: float = 40.0) -> None:
         try:
             async with asyncio.timeout(seconds):
-                while not true():  # noqa: ASYNC110  (what is waited for is outside)
+                while not true():
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"waited {seconds:g} s in vain: {what}; {self.story()}") from None

@@ -108,7 +108,7 @@ async def test_retry_after_is_honoured_by_all(paging: Paging) -> None:
 
 
 async def test_who_may_not_send_any_more_does_not_try_again(paging: Paging) -> None:
-    """A controller that was paused during a wait, and leads no more when it is over, sends nothing; later the page goes out once."""
+    """A controller paused during a wait, and leader no more when it is over, sends nothing; later the page goes out once."""
     pager = paging.build()
     paging.pagerduty.answer_next(Answer(status=503))
     with pytest.raises(PagerError, match="not this process's to send"):
