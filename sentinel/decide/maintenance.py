@@ -115,16 +115,15 @@ class Maintenance:
 
     def takes(self, finding: Finding) -> bool:
         """Whether a finding counts for nothing now; it is shown with the window that explains it."""
-        key = (finding.component, finding.check)
         if not finding.present:
             for aside in self.p.set_aside.values():
-                aside.pop(key, None)
+                aside.pop((finding.component, finding.check), None)
             return False
         node = whose(self.p, finding)
         if not node:
             return False
         aside = self.p.set_aside.setdefault(node, {})
-        aside[key] = Aside(finding, self.p.now)
+        aside[(finding.component, finding.check)] = Aside(finding, self.p.now)
         if len(aside) > _SHOWN:
             del aside[next(iter(aside))]
         return True
