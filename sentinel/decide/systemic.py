@@ -27,7 +27,7 @@ class Systemic:
 
     def incident_of(self, check: str) -> Incident | None:
         key = f"systemic/{check}"
-        return next((i for i in self.p.open_incidents() if i.key == key), None)
+        return next((i for i in self.p.incidents_on("fleet") if i.key == key and i.closed_at is None), None)
 
     def frozen(self, check: str) -> bool:
         return self.incident_of(check) is not None
@@ -52,9 +52,10 @@ class Systemic:
         if echo is not None and not self.frozen(finding.check):
             return next((s for f in echo.findings if (s := self.incident_of(f.check)) is not None), None)
         nodes = self._turned.setdefault(finding.check, {})
+        nodes.pop(finding.component.node, None)  # the latest stands last, so that what is too old stands first
         nodes[finding.component.node] = self.p.now
-        for node in [n for n, at in nodes.items() if self.p.now - at > self.p.policy.systemic.window]:
-            del nodes[node]
+        while self.p.now - nodes[first := next(iter(nodes))] > self.p.policy.systemic.window:
+            del nodes[first]
         known = self.incident_of(finding.check)
         if known:
             return self.incidents.fold(known, finding) if self._news(finding) else known
