@@ -123,13 +123,15 @@ class Conditions:
             return Change.AGAIN
         return Change.AGAIN if known and known.present else Change.RAISED
 
-    def restore(self, finding: Finding, *, still_open: bool) -> None:
-        """What an earlier leader acted on: an event is counted already, a state of an open incident stands until measured fine."""
+    def restore(self, finding: Finding, opened_at: float | None, at: float, rule: object) -> None:
+        """What an earlier leader acted on, by this ``rule``: an event is counted already, a state of an incident that is open
+        since ``opened_at`` stands until it is measured fine, and is raised anew when it grows worse."""
         if finding.kind is Kind.EVENT:
             self._events[finding.id] = finding.count
-        elif still_open:
+        elif opened_at is not None:
             key = (finding.component, finding.check)
-            self._keep(key, Condition(finding, present=True, since=finding.at, bad_at=finding.at))
+            since = max(opened_at, min(finding.at, at))  # the node's clock may be off by hours
+            self._keep(key, Condition(finding, present=True, rule=rule, raised=rule is not None, since=since, bad_at=at))
 
     def watch(self, node: str, now: float) -> dict[tuple[Component, str], bool]:
         """The node's states of which a fine sample counts for something, and whether it is needed soon: while the state is bad,

@@ -78,6 +78,7 @@ class Ease:
         own = self.p.incidents.get(drain.incident)
         about = [*([own] if own is not None and own.closed_at is None else []), *self.incidents.about(drain.worker, eases=True)]
         asking = [f for i in about for f, rule in self.incidents.demands(i) if acts(self.p, rule)]
+        asking = [f for f in asking if self.p.may_run(drain.worker, f.component.node)]  # it may have moved away
         if not asking:
             return "nothing asks for it any more"
         dwell = self.p.policy.hysteresis.dwell

@@ -57,7 +57,7 @@ class Incidents:
         """The open incident that this finding belongs to, or None."""
         culprit = culprit_of(finding)
         handled = None
-        for incident in self.p.incidents_on(culprit.partition("/")[0]):
+        for incident in self.p.incidents_on(culprit):
             if incident.closed_at is not None:
                 continue
             if incident.key == f"{rule.fault}/{culprit}":
@@ -74,7 +74,7 @@ class Incidents:
     def open_as(self, rule: Rule, finding: Finding) -> Incident | None:
         """The open incident of exactly this fault class and culprit."""
         culprit = culprit_of(finding)
-        there = self.p.incidents_on(culprit.partition("/")[0])
+        there = self.p.incidents_on(culprit)
         return next((i for i in there if i.closed_at is None and i.key == f"{rule.fault}/{culprit}"), None)
 
     def open(self, rule: Rule, finding: Finding) -> Incident:
@@ -222,7 +222,9 @@ class Incidents:
 
     def about(self, worker: str, *, eases: bool = False) -> list[Incident]:
         """Open incidents about something that would take this worker out of service, or (``eases``) only ease it."""
-        return [i for i in self.p.open_incidents() if worker in i.victims and self.demands(i, eases=eases)]
+        mine = [(i, self.demands(i, eases=eases)) for i in self.p.open_incidents() if worker in i.victims]
+        # What is found where it no longer runs says nothing about it.
+        return [i for i, asking in mine if any(self.p.may_run(worker, f.component.node) for f, _ in asking)]
 
     def answering(self, incident: Incident, among: Mapping[str, Sequence[Drain]] | None = None) -> list[Drain]:
         """The drains that answer for it: its own, and those that already had its victims out for another reason.

@@ -127,7 +127,8 @@ class Picture(Written):
             self.standby_up = {w.name for w in self.workers.values() if w.standby and states.get(w.name) in up}
         for incident in event.incidents:
             for finding in incident.findings:
-                self.conditions.restore(finding, still_open=incident.closed_at is None)
+                opened_at = incident.opened_at if incident.closed_at is None else None
+                self.conditions.restore(finding, opened_at, self.now, self.rules.rule_for(finding))
         for view in self.nodes.values():
             view.heard_at = event.at
         self._changed = None

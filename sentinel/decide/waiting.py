@@ -113,6 +113,9 @@ class Waiting:
             incident, worker = self.p.incidents.get(incident_id), self.p.workers.get(name)
             if incident is None or incident.closed_at is not None or worker is None or not self.p.conditions.stands(kept.finding):
                 del self._kept[incident_id, name]
+            elif worker not in self.p.touching(kept.finding.component):
+                if not self.p.may_run(name, kept.finding.component.node):
+                    del self._kept[incident_id, name]  # it has moved away
             elif unheard(self.p, kept.finding) or (kept.why == mode_of(self.p.policy, kept.rule).value and not self.p.open_drain(name)):
                 continue
             elif kept.why == "pace":

@@ -197,6 +197,8 @@ class WayBack:
         others = (i for i in self.incidents.about(drain.worker) if i is not own)
         found += [f for i in others for f, _ in self.incidents.demands(i, eases=False)]
         for f in found:
+            if not self.p.may_run(drain.worker, f.component.node):
+                continue  # it has moved away from what took it out
             if not self.p.conditions.clean_since(f.component, f.check, f.kind, drain.since):
                 return f"{f.check} on {f.component}"
         return ""

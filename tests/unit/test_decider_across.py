@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker
-from sentinel.model import Action, DrainState, Finding, Fleet, GpuPlace, Place, Severity, WorkerState, gpu_component
+from sentinel.model import Action, Component, DrainState, Finding, Fleet, GpuPlace, Place, Severity, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
 
@@ -317,3 +317,88 @@ def test_another_process_decides_the_same() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(told) == 1
+
+
+class TestMoved:
+    """A worker that the configuration moves to another node is no longer what stands against its old one."""
+
+    def moved(self, w: World, name: str, to: str) -> Fleet:
+        worker = next(x for x in w.fleet.workers if x.name == name)
+        gpus = tuple(gpu_component(to, g.gpu or "") for g in worker.gpus)
+        fleet = configured(w.fleet, name, nodes=(to,), gpus=gpus)
+        return msgspec.structs.replace(fleet, nodes=tuple(sorted({*fleet.nodes, to})))
+
+    def test_what_waited_to_be_drained_for_its_old_node_is_not(self) -> None:
+        """The budget that kept it in frees when it is on healthy hardware: nobody drains it there."""
+        w = World(with_pool(rack(), max_doubtful_drains=0))
+        w.report(remap(w, "t03"))
+        assert "decode-1" in w.decider.held_back()
+        w.reload(self.moved(w, "decode-1", "t20"))
+        w.reload(with_pool(w.fleet, max_doubtful_drains=9))
+        w.pass_time(60)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+        assert w.drain_of("decode-1") is None
+
+    def test_one_that_is_out_comes_back_when_it_has_moved_and_passed_its_test(self) -> None:
+        """What is still broken on the node that it has left does not keep it out."""
+        w = World()
+        w.held = lambda e: isinstance(e, StopWorker)
+        w.report(remap(w, "t03"))
+        w.pass_time(5)
+        w.reload(self.moved(w, "decode-1", "t20"))
+        w.held = lambda e: False
+        for _ in range(10):
+            w.report(remap(w, "t03"))
+            w.pass_time(10)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+
+    def test_a_steered_one_has_its_traffic_back_when_it_has_moved(self) -> None:
+        """The links that retrain are another worker's now."""
+        w = World()
+        crc = w.state("gpu.nvlink_crc", gpu_component("t03", PCIS[0]), certainty=0.9, action=Action.INSPECT)
+        for _ in range(100):
+            w.report(crc)
+            w.pass_time(10, step=5)
+        drain = w.drain_of("decode-1")
+        assert drain is not None and drain.state is DrainState.EASED
+        w.reload(self.moved(w, "decode-1", "t20"))
+        w.report(crc)
+        w.pass_time(5)
+        drain = w.drain_of("decode-1")
+        assert drain is not None and drain.state is DrainState.DONE
+
+
+def test_a_state_that_grows_worse_as_the_leader_changes_is_acted_on() -> None:
+    """What was only on record, and is fatal by the time that a new leader first hears it, is no old news."""
+    w = World()
+    where = Component(node="t03", device="driver")
+    w.report(w.state("driver.hung", where, action=Action.REBOOT_NODE))
+    w.pass_time(5)
+    assert w.state_of("decode-1") is WorkerState.ACTIVE
+    w.lead()
+    for _ in range(3):
+        w.report(w.state("driver.hung", where, severity=Severity.FATAL, action=Action.REBOOT_NODE))
+        w.pass_time(5)
+    assert w.state_of("decode-1") is WorkerState.OUT
+    assert [p.component for p in w.pages] == ["t03"]
+
+
+@pytest.mark.parametrize("off", [-7200.0, 7200.0])
+def test_a_new_leader_counts_how_long_a_state_has_lasted_by_its_own_clock(off: float) -> None:
+    """A node whose clock is hours off is steered after as long as any other, whoever leads."""
+    w = World()
+
+    def crc() -> Finding:
+        found = w.state("gpu.nvlink_crc", gpu_component("t03", PCIS[0]), certainty=0.9, action=Action.INSPECT)
+        return msgspec.structs.replace(found, at=w.now + off)
+
+    w.report(crc())
+    w.lead()
+    w.report(crc())
+    w.pass_time(60, step=5)
+    assert w.drain_of("decode-1") is None
+    for _ in range(100):
+        w.report(crc())
+        w.pass_time(10, step=5)
+    drain = w.drain_of("decode-1")
+    assert drain is not None and drain.state is DrainState.EASED
