@@ -56,7 +56,7 @@ class Kin:
                         merge(self.incidents, part, into)
 
     def _about(self, finding: Finding) -> Iterator[Incident]:
-        there = self.p.incidents_on(culprit_of(finding).partition("/")[0])
+        there = self.p.incidents_on(culprit_of(finding))
         return (i for i in there if i.closed_at is None and i.findings and not is_pattern(i) and not systemic_check(i))
 
     def _under(self, finding: Finding) -> Iterator[Incident]:

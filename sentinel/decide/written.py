@@ -35,7 +35,7 @@ class Written:
     def __init__(self) -> None:
         self.incidents: dict[str, Incident] = {}
         self.drains: dict[str, Drain] = {}
-        self._by_node: dict[str, dict[str, None]] = {}  # node → ids of the incidents about it, in order
+        self._by_node: dict[str, dict[str, None]] = {}  # node, or culprit → ids of the incidents about it, in order
         self._open: dict[str, str] = {}  # worker → its open drain
         self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
         self.holds: dict[str, Hold] = {}
@@ -154,7 +154,10 @@ class Written:
         return [self.drains[i] for i in list(self._open.values())]
 
     def incidents_on(self, node: str) -> list[Incident]:
-        """The kept incidents, open or closed, whose culprit is this node or a part of it, or that it is in the scope of."""
+        """The kept incidents, open or closed, whose culprit is this node or a part of it, or that it is in the scope of.
+
+        Asked with a culprit ("t03/gpu@0008:01:00.0"): those of exactly that one, however many its node has.
+        """
         return [self.incidents[i] for i in self._by_node.get(node, ())]
 
     def open_incidents(self) -> list[Incident]:
@@ -173,8 +176,8 @@ class Written:
 
 
 def _nodes(incident: Incident) -> set[str]:
-    """Where its culprit is, and who else shows it; a worker, a domain or the fleet stands for itself."""
-    return {name.partition("/")[0] for name in (incident.culprit, *incident.scope)}
+    """Its culprit, where that is, and who else shows it; a worker, a domain or the fleet stands for itself."""
+    return {incident.culprit, *(name.partition("/")[0] for name in (incident.culprit, *incident.scope))}
 
 
 def effect_key(effect: Effect | str) -> str:
