@@ -3,27 +3,40 @@
 One process, one client, one question at a time, as the leading controller asks; the embedded Valkey, and Debian's
 redis-server beside it where there is one, both on a unix socket and append-only. The embedded one syncs to disk before each
 answer; ``embedded_everysec`` is the same with a sync every second, as redis-server does by default, to know what that costs.
-Medians of three runs; the last line is one JSON object. Rates are per second, times are milliseconds.
+``through_sentinel`` is redis-server with a replica and three Redis Sentinels over TCP: every answer waits for the replica and
+for most of the Sentinels. Medians of three runs. ``failover`` kills that primary under two controllers and an operator who asks
+for a drain at once: until the Sentinels agree on the new primary, and until the drain is decided and durable; here Sentinels
+suspect after half a second, so add what ``down-after-milliseconds`` is more than that. The last line is one JSON object. Rates
+are per second, times are milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import shutil
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
 
 from sentinel.config import Duration, StoreSettings
+from sentinel.decide.decider import Decider
+from sentinel.decide.policy_file import default_policy
 from sentinel.model import Drain, Response, Role, RouteEntry, RoutePool, Routes, WorkerState
 from sentinel.store import PublishRoutes, Put, Store, StoreError, open_store
+from sentinel.testing.control import running_controller
+from sentinel.testing.decisions import rack
+from sentinel.testing.failover import DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS, RedisPair
 
 DRAIN = Drain(id="d", worker="decode-01", response=Response.DRAIN, reason="row remap pending on GPU 2", requested_at=1.8e9)
 TABLE = tuple(
@@ -93,6 +106,51 @@ async def medians(store: Store) -> dict[str, float]:
     return {k: round(statistics.median(r[k] for r in runs), 3) for k in runs[0]}
 
 
+async def failovers(pair: RedisPair, times: int = 5) -> dict[str, object]:
+    """Milliseconds from the primary's death: to the new one, to the next decided drain. The dead one is back each time.
+
+    Sentinels begin no second failover, and vote again after a split vote, only after twice their failover-timeout: it is waited
+    for between two deaths, and what is far above the rest was a split vote."""
+    promoted, decided = [], []
+    directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    stores = [await pair.open(2.0) for _ in range(2)]
+    async with contextlib.AsyncExitStack() as stack:
+        pairs = [
+            await stack.enter_async_context(
+                running_controller(
+                    store, directory, fleet=rack(decoders=times), decider=partial(Decider, default_policy()), name=name,
+                    settings={"lease": Duration(3.0), "tick": Duration(0.5), "watch": Duration(2.0)},
+                )
+            )
+            for store, name in zip(stores, ("c1", "c2"), strict=True)
+        ]
+        for n in range(times):
+            while not any(controller.term for controller, _ in pairs):
+                await asyncio.sleep(0.01)
+            await pair.whole()
+            await asyncio.sleep(2.5 * FAILOVER_TIMEOUT_MS / 1000 if n else 0)
+            old = await pair.primary()
+            began = time.perf_counter()
+            pair.kill(old)
+            changing = asyncio.create_task(pair.changed(old))
+            changing.add_done_callback(lambda _, began=began: promoted.append(time.perf_counter() - began))  # type: ignore[misc]
+            ask = {"verb": "drain", "target": f"decode-{n + 1}", "reason": "bench"}
+            while not any([(await caller.post("/v1/ask", ask))[0] == 200 for _, caller in pairs]):
+                await asyncio.sleep(0.01)
+            decided.append(time.perf_counter() - began)
+            await changing
+            pair.begin(old, replica=True)
+    for store in stores:
+        await store.close()
+    shutil.rmtree(directory, ignore_errors=True)
+    return {
+        "sentinels_suspect_after_ms": DOWN_AFTER_MS, "lease_ms": 3000,
+        "new_primary_ms": [round(s * 1000) for s in sorted(promoted)],
+        "next_drain_decided_ms": [round(s * 1000) for s in sorted(decided)],
+    }  # fmt: skip
+
+
 async def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
     result: dict[str, object] = {"bench": "store", "routes": 200}
@@ -120,6 +178,16 @@ async def main() -> None:
             await store.close()
             server.kill()
             server.wait()
+            pair = RedisPair(Path(program))
+            try:
+                await pair.start()
+                store = await pair.open(10.0)
+                result["through_sentinel"] = await medians(store)
+                await pair.ask(await pair.primary(), "FLUSHALL")
+                await store.close()
+                result["failover"] = await failovers(pair)
+            finally:
+                pair.close()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps(result))

@@ -26,6 +26,7 @@ from sentinel.store import Store, open_store
 
 SERVICE = "fleet"
 DOWN_AFTER_MS = 500
+FAILOVER_TIMEOUT_MS = 2000  # Sentinels begin no second failover within twice this, nor vote again after a split vote
 HOST = "127.0.0.1"
 
 
@@ -59,7 +60,7 @@ class RedisPair:
             watch = f"{SERVICE} {HOST} {self.servers[0]} {len(self.sentinels) // 2 + 1}"
             file.write_text(
                 f"port {port}\nbind {HOST}\nsentinel monitor {watch}\nsentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
-                f"sentinel failover-timeout {SERVICE} 4000\n",
+                f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n",
                 "utf-8",
             )
             self.watch_again(port)
