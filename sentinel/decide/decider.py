@@ -209,7 +209,11 @@ class Decider:
         if not self.p.ended(event.instruction):
             return
         self.capacity.shortage.done(event)
+        up = set(self.p.standby_up)
         ask = self.drains.done(event)
+        for name in sorted(self.p.standby_up - up):  # what would only ease it has not kept it from starting
+            for node in self.p.workers[name].nodes:
+                self.waiting.take_up(node)
         if ask:
             self._ask_person(*ask)
 

@@ -10,7 +10,19 @@ import msgspec
 import pytest
 
 from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker
-from sentinel.model import Action, Component, DrainState, Finding, Fleet, GpuPlace, Place, Severity, WorkerState, gpu_component
+from sentinel.model import (
+    Action,
+    Component,
+    DrainState,
+    Finding,
+    Fleet,
+    GpuPlace,
+    Place,
+    Response,
+    Severity,
+    WorkerState,
+    gpu_component,
+)
 from sentinel.testing.decisions import PCIS, World, rack
 
 
@@ -402,3 +414,20 @@ def test_a_new_leader_counts_how_long_a_state_has_lasted_by_its_own_clock(off: f
         w.pass_time(10, step=5)
     drain = w.drain_of("decode-1")
     assert drain is not None and drain.state is DrainState.EASED
+
+
+def test_a_standby_that_starts_on_what_degrades_is_steered() -> None:
+    """Retraining links do not keep it from starting when it is needed; then it gets less, like any other worker."""
+    w = World()
+    crc = w.state("gpu.nvlink_crc", gpu_component("t08", PCIS[0]), certainty=0.9, action=Action.INSPECT)
+    for _ in range(100):
+        w.report(crc)
+        w.pass_time(10, step=5)
+    assert w.drain_of("spill-2") is None
+    for node in ("t03", "t04", "t05"):
+        w.report(off_bus(w, node))
+    for _ in range(5):
+        w.report(crc)
+        w.pass_time(10)
+    drain = w.drain_of("spill-2")
+    assert drain is not None and drain.response is Response.STEER and w.state_of("spill-2") is WorkerState.ACTIVE
