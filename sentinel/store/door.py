@@ -60,12 +60,15 @@ class Door:
             answers: list[Any] = await pipe.execute()
             return answers
 
-    async def run(self, script: str, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        """Run ``lua/<script>.lua`` on the server; its text is sent only when the server does not know it yet."""
+    async def run(self, script: str, keys: Sequence[str], args: Sequence[str | bytes | int], *, sure: bool = True) -> Any:
+        """Run ``lua/<script>.lua`` on the server; its text is sent only when the server does not know it yet.
+
+        ``sure=False`` is for what may be lost or be of yesterday when the store fails over, and has to be quick.
+        """
         from redis.exceptions import NoScriptError  # noqa: PLC0415  (redis-py is slow to import; see the package)
 
         text, sha = _script(script)
-        async with self._asking(f"script {script} on {keys[0]}"), self._counting() as client:
+        async with self._asking(f"script {script} on {keys[0]}"), self._counting(sure=sure) as client:
             try:
                 return await client.evalsha(sha, len(keys), *keys, *args)
             except NoScriptError:
@@ -88,12 +91,16 @@ class Door:
         if self._primary:
             connection: Any = channel.connection
             async with self._asking("the channel's server"):
-                await self._primary.check((connection.host, int(connection.port)))
+                try:
+                    await self._primary.check((connection.host, int(connection.port)))
+                except StoreError:  # connections that wait for their next question lead there as well
+                    await self._client.connection_pool.disconnect(inuse_connections=False)
+                    raise
 
     @asynccontextmanager
-    async def _counting(self) -> AsyncIterator[Redis]:
+    async def _counting(self, *, sure: bool = True) -> AsyncIterator[Redis]:
         """A client whose answers count once the body has ended: with one server, at once."""
-        if self._primary is None:
+        if self._primary is None or not sure:
             yield self._client
             return
         async with self._client.client() as one:  # WAIT speaks of what its own connection has written
