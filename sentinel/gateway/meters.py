@@ -48,11 +48,10 @@ class Histogram:
 class Flow:
     """What is measured of one worker's answers."""
 
-    __slots__ = ("first", "gap", "gaps", "rate")
+    __slots__ = ("first", "gaps", "rate")
 
     def __init__(self) -> None:
         self.first, self.gaps, self.rate = Histogram(FIRST), Histogram(GAP), Histogram(RATE)
-        self.gap = self.gaps.add
 
 
 class Meters(Collector):

@@ -14,12 +14,13 @@ is one method on plain attributes. What always holds:
 from __future__ import annotations
 
 import asyncio
-import time
+from bisect import bisect_left
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import EVENT_MAX, LAST_CHUNK, Body, Garbled, Head, chunk, whole
+from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, YES, Body, Garbled, Head, chunk, whole
 
 if TYPE_CHECKING:
     from sentinel.gateway.front import Client
@@ -43,7 +44,7 @@ class Relay:
     """Passes one body on. ``chunked``: the client takes chunks (HTTP/1.1); ``raw``: as they come from the worker."""
 
     __slots__ = (
-        "_body", "_chunked", "_client", "_connection", "_flow", "_held_at", "_last", "_loop", "_mark", "_open", "_out", "_raw",
+        "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open", "_out", "_raw",
         "_recent", "_responses", "_sse", "_stall_s", "_tail", "_timer", "_unbounded", "ended", "events", "first_at",
     )  # fmt: skip
 
@@ -59,12 +60,12 @@ class Relay:
         responses: bool = False,
     ) -> None:
         """``flow`` takes the measurements. ``old``: the client speaks HTTP/1.0, so the answer ends with its connection."""
-        self._client, self._connection, self._flow = client, connection, flow
+        self._client, self._connection, self._gaps = client, connection, flow.gaps
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Transport = client.out
         self._body = Body(head)
         self._chunked = not old and head.size is None
-        self._raw = self._chunked and head.chunked
+        self._raw = self._fast = self._chunked and head.chunked  # fast: the next byte begins a chunk and an event
         self._sse, self._responses, self._stall_s = head.sse, responses, stall_s
         self._open = head.size is None  # something may be added to it
         self._unbounded = head.size is None and not head.chunked
@@ -79,7 +80,7 @@ class Relay:
 
     def start(self) -> None:
         """Take the connection over. The head must have been written."""
-        self._last = time.monotonic()
+        self._last = monotonic()
         self._timer = self._loop.call_later(self._stall_s, self._look)
         self._client.relay = self
         early = self._connection.take(self)
@@ -93,21 +94,32 @@ class Relay:
     # -- from the worker ----------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self.events:
-            self._flow.gap(now - self._last)
+            gap, gaps = now - self._last, self._gaps
+            gaps.counts[bisect_left(gaps.bounds, gap)] += 1
+            gaps.sum += gap
         self._last = now
-        if self._raw and not self._tail and self._body.clean:
+        if self._fast:
             kind = whole(data)
-            if kind and (not self._sse or data.endswith(_ENDS if kind == 1 else _LAST_ENDS) or data == LAST_CHUNK):
-                self._count(data, now)
-                if kind == 1:
-                    self._out.write(data)
-                    if self._client.writing_paused:
-                        self._hold()
+            if kind == YES and (not self._sse or data.endswith(_ENDS)):
+                if self.first_at and self._sse:
+                    self.events += data.count(self._mark)
+                    self._recent = data
                 else:
-                    self._seal(data)
+                    self._count(data, now)
+                self._out.write(data)
+                if self._client.writing_paused:
+                    self._hold()
                 return
+            if kind == LAST and (not self._sse or data.endswith(_LAST_ENDS) or data == LAST_CHUNK):
+                self._count(data, now)
+                self._seal(data)
+                return
+        self._slowly(data, now)
+
+    def _slowly(self, data: bytes, now: float) -> None:
+        """Pieces that are cut through a chunk or an event, and answers that are not in chunks."""
         try:
             payload = self._body.feed(data)
         except Garbled:
@@ -118,7 +130,9 @@ class Relay:
         if self._body.done:
             self._flush()
             self._seal(LAST_CHUNK if self._chunked else b"")
-        elif self._client.writing_paused:
+            return
+        self._fast = self._raw and not self._tail and self._body.clean
+        if self._client.writing_paused:
             self._hold()
 
     def lost(self, error: Exception | None) -> None:
@@ -165,14 +179,14 @@ class Relay:
 
     def _hold(self) -> None:
         if not self._held_at:
-            self._held_at = time.monotonic()
+            self._held_at = monotonic()
             self._connection.transport.pause_reading()
 
     def go_on(self) -> None:
         """The client takes again."""
         if self._held_at:
             self._held_at = 0.0
-            self._last = time.monotonic()
+            self._last = monotonic()
             if not self._connection.closed:
                 self._connection.transport.resume_reading()
 
@@ -180,7 +194,7 @@ class Relay:
 
     def _look(self) -> None:
         """One timer for the stream, moved on when it rings: nothing is set anew for each piece."""
-        left = (self._held_at or self._last) + self._stall_s - time.monotonic()
+        left = (self._held_at or self._last) + self._stall_s - monotonic()
         if left > 0:
             self._timer = self._loop.call_later(left + 0.001, self._look)
         elif self._held_at:
