@@ -148,6 +148,9 @@ class Incidents:
             return self.would(incident, "page somebody", f"{urgency}{': ' if ask else ''}{ask}", fault)
         fault = fault or incident.fault
         summary = f"{fault}: {found.summary if found and found.summary else incident.summary}" + (f" ({ask})" if ask else "")
+        other = self.p.paged_as(incident.key)
+        if other is not None and other.id != incident.id:  # its key rings for another already: that one's end is not this one's
+            incident = msgspec.structs.replace(incident, page_key=f"{incident.key}/{incident.id}")
         self._send(incident, "trigger", Urgency(urgency), summary, ask, fault=fault)
         incident = msgspec.structs.replace(incident, paged="triggered")
         return self.note(incident, "paged", ask or f"{urgency}: a person should know")

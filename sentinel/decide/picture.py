@@ -115,6 +115,7 @@ class Picture(Written):
         self._by_node = {}
         for kept in event.incidents:
             self._place(kept)
+            self.taken_over(kept)
         self.drains = {d.id: d for d in event.drains}
         self._open = {d.worker: d.id for d in event.drains if d.state not in ENDED}
         self.holds = {h.target: h for h in event.holds}

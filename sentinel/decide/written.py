@@ -36,6 +36,7 @@ class Written:
         self.incidents: dict[str, Incident] = {}
         self.drains: dict[str, Drain] = {}
         self._by_node: dict[str, dict[str, None]] = {}  # node, or culprit → ids of the incidents about it, in order
+        self._paged_as: dict[str, str] = {}  # dedup key of a page → the incident that has taken it over
         self._open: dict[str, str] = {}  # worker → its open drain
         self._changed: set[str] | None = None  # workers whose row of the route table may have changed; None: all of them
         self.holds: dict[str, Hold] = {}
@@ -69,8 +70,20 @@ class Written:
             self._unplace(incident.id, gone)
             self._place(incident)
         self.incidents[incident.id] = incident
+        self.taken_over(incident)
         self._record("incident", incident.id, incident)
         return incident
+
+    def taken_over(self, incident: Incident) -> None:
+        """Remember whose page goes on under another incident's key."""
+        if incident.page_key:
+            self._paged_as[incident.page_key] = incident.id
+
+    def paged_as(self, key: str) -> Incident | None:
+        """The open incident that has taken over the page with this key, and is not the one of that name."""
+        incident = self.incidents.get(self._paged_as.get(key, ""))
+        calls = incident is not None and incident.closed_at is None and incident.paged in ("triggered", "acknowledged")
+        return incident if calls else None
 
     def put_drain(self, drain: Drain) -> Drain:
         self.drains[drain.id] = drain
@@ -97,6 +110,7 @@ class Written:
     def drop_incident(self, incident_id: str) -> None:
         incident = self.incidents.pop(incident_id, None)
         if incident:
+            self._paged_as.pop(incident.page_key, None)
             self._unplace(incident_id, _nodes(incident))
             self._forget("incident", incident_id)
 

@@ -431,3 +431,22 @@ def test_a_standby_that_starts_on_what_degrades_is_steered() -> None:
         w.pass_time(10)
     drain = w.drain_of("spill-2")
     assert drain is not None and drain.response is Response.STEER and w.state_of("spill-2") is WorkerState.ACTIVE
+
+
+def test_a_page_that_goes_on_as_another_ones_is_not_rung_again() -> None:
+    """An engine's page went over to its GPU; the engine, found dead anew when it is configured no more, calls under its own key."""
+    w = World()
+
+    def engine(check: str) -> Finding:
+        where = Component(node="t03", device="worker@decode-1")
+        return w.state(check, where, severity=Severity.FATAL, action=Action.RESTART_WORKER)
+
+    w.ask("hold", "decode-1", keep="in")
+    w.report(engine("worker.dead"))
+    w.pass_time(5)
+    w.report(off_bus(w, "t03"))
+    w.reload(msgspec.structs.replace(w.fleet, workers=tuple(x for x in w.fleet.workers if x.name != "decode-1")))
+    w.report(engine("worker.unreachable"))
+    w.pass_time(400, step=5)
+    called = [p.dedup_key for p in w.pages if p.event == "trigger" and not p.details.get("update")]
+    assert len(called) == len(set(called)) == 2
