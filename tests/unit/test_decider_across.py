@@ -446,7 +446,8 @@ def test_a_page_that_goes_on_as_another_ones_is_not_rung_again() -> None:
     w.pass_time(5)
     w.report(off_bus(w, "t03"))
     w.reload(msgspec.structs.replace(w.fleet, workers=tuple(x for x in w.fleet.workers if x.name != "decode-1")))
-    w.report(engine("worker.unreachable"))
-    w.pass_time(400, step=5)
+    for _ in range(40):
+        w.report(engine("worker.unreachable"))
+        w.pass_time(10, step=5)
     called = [p.dedup_key for p in w.pages if p.event == "trigger" and not p.details.get("update")]
     assert len(called) == len(set(called)) == 2
