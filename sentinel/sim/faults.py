@@ -205,14 +205,14 @@ def nic_lost(f: SimFleet, node: str, rail: int = 0) -> Fault:
 def kill(f: SimFleet, worker: str) -> None:
     tray, process = f.home(worker), f.process(worker)
     tray.touch("worker", f.now)
-    process.up = False
+    process.up, process.halted = False, f.now
     f.stir()
 
 
 def engine_dead(f: SimFleet, worker: str) -> Fault:
     """Its process ends by itself."""
     kill(f, worker)
-    return f.broken("worker-down", f.home(worker).node, hurts=(worker,), cured_by=frozenset({Action.RESTART_WORKER}))
+    return _of_engine(f, "worker-down", worker)
 
 
 def engine_frozen(f: SimFleet, worker: str) -> Fault:
@@ -220,7 +220,17 @@ def engine_frozen(f: SimFleet, worker: str) -> Fault:
     tray, process = f.home(worker), f.process(worker)
     tray.touch("worker", f.now)
     process.frozen, process.halted = True, f.now
-    return f.broken("engine-frozen", tray.node, hurts=(worker,), cured_by=frozenset({Action.RESTART_WORKER}))
+    return _of_engine(f, "engine-frozen", worker)
+
+
+def _of_engine(f: SimFleet, kind: str, worker: str) -> Fault:
+    """What a restart mends, whoever does it."""
+
+    def mend() -> None:
+        f.home(worker).touch("worker", f.now)
+        f.process(worker).start(f.now)
+
+    return f.broken(kind, f.home(worker).node, hurts=(worker,), cured_by=frozenset({Action.RESTART_WORKER}), mend=mend)
 
 
 def agent_dead(f: SimFleet, node: str) -> Fault:

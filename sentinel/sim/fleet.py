@@ -20,6 +20,7 @@ from typing import Any
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import Record, Reported, Tick
+from sentinel.decide.picture import ENDED
 from sentinel.model import Component, Drain, Incident, Page, Report, Worker, WorkerState
 from sentinel.model import Fleet as Plan
 from sentinel.sim.hands import Fault, Hands
@@ -40,7 +41,10 @@ class SimFleet:
     rules: str = ""  # the text of another policy than the shipped one
     pool: dict[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
-    idle_step: float = 5.0
+    idle_step: float = 5.0  # seconds at a time while nothing has moved for minutes
+    calm_step: float = 0.0  # and while nothing is open either; 0: the same
+    settles: tuple[float, float] = (45.0, 300.0)  # for so long it is looked at every second, and every five seconds
+    replays: bool = True  # keep the journal
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -53,7 +57,7 @@ class SimFleet:
         self.loads: dict[str, int] = {}  # worker → requests, where the fleet is to measure any
         self.cut: set[str] = set()  # nodes whose agents reach no controller
         self.dark: set[str] = set()  # workers that no look from the controller reaches
-        self.lose = self.repeat = self.reorder = 0.0  # shares of the reports
+        self.late = self.repeat = 0.0  # shares of the reports
         self.refused: list[object] = []  # what a leader without a lease wanted
         self.lost_s = 0.0  # seconds in which sessions of the main pool could not be carried, as a share of it
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
@@ -98,13 +102,20 @@ class SimFleet:
         """Let time pass: a second at a time while anything moves, in longer steps while nothing does."""
         end = self.now + seconds
         while self.now < end - 1e-9:
-            step = 1.0 if self.now - self._stirred < 45 else 5.0 if self.now - self._stirred < 300 else max(5.0, self.idle_step)
+            still = self.now - self._stirred
+            step = 1.0 if still < self.settles[0] else 5.0 if still < self.settles[1] else max(5.0, self._idle())
             due = self._queue[0][0] - self.now if self._queue else step
             self.world.now += max(1e-3, min(step, due, end - self.now))
             while self._queue and self._queue[0][0] <= self.now:
                 heapq.heappop(self._queue)[2]()
                 self.stir()
             self._step(step)
+
+    def _idle(self) -> float:
+        """How long nothing can come of nothing: no tray has anything to tell, and the decider waits for nothing."""
+        p = self.world.decider.p
+        empty = self.calm_step and not p.open_drains() and not p.holds and not p.open_incidents()
+        return self.calm_step if empty and not any(t.touched for t in self.trays.values()) else self.idle_step
 
     def stir(self) -> None:
         self._stirred = self.now
@@ -141,10 +152,9 @@ class SimFleet:
             self._pass_on(tray.report(self.now))
 
     def _pass_on(self, report: Report) -> None:
-        """Through the network, which may keep a report for the next round, or bring it twice; what is lost is sent again."""
-        if self.rng.random() < max(self.lose, self.reorder):
-            if not report.snapshot or self.rng.random() < self.reorder:
-                self._late.append(report)
+        """Through the network, which may bring a report a round late, behind newer ones, or twice; what is lost is sent again."""
+        if self.rng.random() < self.late:
+            self._late.append(report)
             return
         self._deliver(report)
         if self.rng.random() < self.repeat:
@@ -171,18 +181,24 @@ class SimFleet:
         for _, out in self.world.journal[self._seen :]:
             for instruction in out:
                 if isinstance(instruction, Record):
-                    if isinstance(instruction.value, Incident):
-                        self.incidents[instruction.key] = instruction.value
-                    elif isinstance(instruction.value, Drain):
-                        self.drains[instruction.key] = instruction.value
-                    self.stir()
+                    self._note(instruction.key, instruction.value)
         self._seen = len(self.world.journal)
+        if not self.replays:
+            self.world.journal.clear()
+            self.world.told.clear()
+            self._seen = 0
 
-    def forget(self) -> None:
-        """Drop the journal so far: a long run needs no replay."""
-        self.world.journal.clear()
-        self.world.told.clear()
-        self._seen = 0
+    def _note(self, key: str, value: object) -> None:
+        if isinstance(value, Incident):
+            before = self.incidents.get(key)
+            self.incidents[key] = value
+            if before is None or (before.closed_at, before.paged, before.culprit) != (value.closed_at, value.paged, value.culprit):
+                self.stir()
+        elif isinstance(value, Drain):
+            was = self.drains.get(key)
+            self.drains[key] = value
+            if was is None or was.state is not value.state:
+                self.stir()
 
     def _count_lost(self, step: float) -> None:
         """What the main pool cannot carry now, whoever carries it instead."""
@@ -259,6 +275,10 @@ class SimFleet:
     def wrong_drains(self) -> list[Drain]:
         """Drains of workers that nothing was wrong with."""
         return [d for d in self.taken() if not any(d.worker in f.hurts and f.at <= d.requested_at for f in self.faults)]
+
+    def called_off(self, drain: Drain) -> bool:
+        """Whether it took traffic away for moments and nothing was stopped."""
+        return drain.state in ENDED and all(s.what != "stopping" for s in drain.history)
 
     def pages(self) -> list[Page]:
         """Calls to a person: triggers, without the updates of an open page."""

@@ -23,6 +23,7 @@ TAKES: dict[object, float] = {
     AwaitIdle: 20.0, StopWorker: 2.0, StartWorker: 60.0, Verify: 1.0, Action.RESET_GPU: 20.0, Action.REBOOT_NODE: 300.0,
     Action.POWER_CYCLE: 420.0, Action.RESTART_IMEX: 10.0, Action.RESTART_FABRIC_MANAGER: 10.0,
 }  # fmt: skip
+LOOK_S = 1.0  # how soon it is seen that an engine is gone and nothing is in flight any more
 
 
 @dataclass(eq=False)
@@ -51,7 +52,9 @@ class Hands:
         if isinstance(effect, AwaitIdle):
             process = self.fleet.process(effect.worker)
             left = effect.until - self._began.get(effect.id, self.fleet.now)  # at the deadline it ends in any case
-            takes = 0.0 if not process.up else left if process.frozen else min(takes, left)
+            if not process.up:
+                return self.fleet.now < process.halted + LOOK_S
+            takes = left if process.frozen else min(takes, left)
         began = self._began.setdefault(effect.id, self.fleet.now)
         return self.fleet.now < began + takes
 
@@ -97,6 +100,7 @@ class Hands:
         for fault in self.fleet.faults:
             if fault.ended is None and worker in fault.hurts and Action.RESTART_WORKER in fault.cured_by:
                 self.fleet.end(fault)
+        tray.touch("worker", self.fleet.now)
         self.fleet.process(worker).start(self.fleet.now)
         return True
 

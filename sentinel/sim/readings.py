@@ -33,7 +33,7 @@ class Process:
     running: int = 8
     pid: int = 1000
     began: float = 0.0
-    halted: float = 0.0  # when it froze
+    halted: float = 0.0  # when it froze or ended
 
     def start(self, now: float) -> None:
         self.up, self.frozen, self.pid, self.began = True, False, self.pid + 1, now

@@ -206,6 +206,13 @@ HARDWARE = (
         drains=("r1-decode-1 drain done",),
     ),
     Case(
+        name="one-link-that-echoes",
+        happens="One NVLink of one GPU goes down, and all seventeen peers lose packets and torn channels for it.",
+        script=(lambda f: x.gpu_links(f, "r1t05", 1, (7,)), lambda f: x.peer_echo(f, [n for n in T if n != "r1t05"])),
+        incidents=(f"gpu-fatal {GPU[1]}",), pages=("error gpu-fatal",), drains=("r1-decode-1 drain done",),
+        awaits="what peers say of a single link is told as a fault of the domain, and paged beside the GPU's (decide/patterns.py)",
+    ),
+    Case(
         name="many-links-of-one-gpu",
         happens="Four links of one GPU go down: that GPU, and no switch.",
         script=lambda f: x.gpu_links(f, "r1t05", 1), incidents=(f"gpu-nvlink {GPU[1]}",), pages=("error gpu-nvlink",),

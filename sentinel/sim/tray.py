@@ -99,7 +99,7 @@ class Tray:
         """It looks again at its next beat, however long nothing has changed."""
         looking = self._looks[probe]
         if looking.due is not None and looking.quiet >= SETTLED:
-            looking.due = 0.0
+            looking.due = 0.0  # long ago
         looking.quiet = 0
 
     def mend_driver(self) -> None:
@@ -145,7 +145,7 @@ class Tray:
 
     @property
     def touched(self) -> bool:
-        return any(looking.due is not None for looking in self._looks.values())
+        return any(looking.due not in (None, float("inf")) for looking in self._looks.values())
 
     def look(self, now: float) -> bool:
         """Run what is due. Says whether there is news to send."""
@@ -153,14 +153,18 @@ class Tray:
             if looking.due is not None and now >= looking.due and self.talks and (probe != "kernel_log" or self._kernel):
                 before = len(self.outbox)
                 self._look(probe, now)
-                looking.quiet = 0 if len(self.outbox) > before or probe in ("worker", "imex") else looking.quiet + 1
-                rarely = looking.quiet >= SETTLED and not self._moving(probe)
-                looking.due = now + CADENCE[probe] * (RARELY if rarely else 1)
+                looking.quiet = 0 if len(self.outbox) > before or looking.broken else looking.quiet + 1
+                still = looking.quiet >= SETTLED and not self._moving(probe)
+                looking.due = now + CADENCE[probe] * (RARELY if still and probe in ("gpu", "infiniband") else 1)
+                if looking.quiet >= SETTLED * RARELY and still and not any(s.present for s in self.known.states.values()):
+                    looking.due = float("inf")  # all is well: until something is touched
         return bool(self.outbox)
 
     def _moving(self, probe: str) -> bool:
         """Whether what it reads changes by itself."""
-        differ = self.gpus if probe == "gpu" else self.ports
+        if probe == "worker":
+            return any(p.frozen or not p.up for p in self.processes.values())
+        differ = self.gpus if probe == "gpu" else self.ports if probe == "infiniband" else {}
         return any(callable(v) or k == "hung_since" for values in differ.values() for k, v in values.items())
 
     def report(self, now: float, findings: tuple[Finding, ...] | None = None) -> Report:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sentinel.sim.table import Case, play, problems
-from sentinel.sim.table_hardware import HARDWARE
-from sentinel.sim.table_operations import OPERATIONS
-from sentinel.sim.table_serving import SERVING
+from sentinel.sim.table_page import TABLE, page
 
-TABLE = (*HARDWARE, *SERVING, *OPERATIONS)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 ASKED = {  # by the issue: they may be renamed together with this line, never left out
     "echo-over-77-nodes", "xid45-storm", "leaf-switch", "imex-peer", "driver-upgrade", "partitioned-controller", "flapping-nvlink",
     "flapping-port", "second-fault-during-a-drain", "repair-fails-twice", "overflow-exhausted",
@@ -32,3 +32,8 @@ def test_the_table_is_whole() -> None:
     names = [c.name for c in TABLE]
     assert len(set(names)) == len(names) >= 40
     assert set(names) >= ASKED
+
+
+def test_the_documentation_is_made_of_the_table() -> None:
+    """docs/scenarios.md is what ``python -m sentinel.sim.table_page`` prints."""
+    assert (DOCS / "scenarios.md").read_text() == page()
