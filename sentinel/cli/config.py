@@ -39,15 +39,15 @@ def check(file: Path) -> None:
                 load_policy(settings.controller.policy.read_text("utf-8"))
             except (PolicyError, OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{settings.controller.policy}: {error}") from None
-        for key in ("node_tokens", "operator_tokens"):
-            path = getattr(settings.controller, key, None)
+        for table, key in (("controller", "node_tokens"), ("controller", "operator_tokens"), ("gateway", "keys")):
+            path = getattr(getattr(settings, table), key, None)
             if path is not None:
-                from sentinel.controller.auth import read_tokens  # noqa: PLC0415
+                from sentinel.tokens import read_tokens  # noqa: PLC0415
 
-                read_tokens(path, f"controller.{key}")
+                read_tokens(path, f"{table}.{key}")
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    daemons = [name for name in ("agent", "controller") if getattr(settings, name) is not None]
+    daemons = [name for name in ("agent", "controller", "gateway") if getattr(settings, name) is not None]
     counts = f"{len(settings.pools)} pools, {len(settings.workers)} workers, {len(settings.nodes)} nodes"
     click.echo(f"{file}: can be used by {' and '.join(daemons) or 'no daemon yet'}; {counts}")
 

@@ -1,4 +1,4 @@
-"""``sentinel agent`` and ``sentinel controller``: the daemons, as systemd starts them."""
+"""``sentinel agent``, ``sentinel controller`` and ``sentinel gateway``: the daemons, as systemd starts them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,17 @@ def controller(config_path: Path, style: Literal["json", "console"] | None, log_
     _run("sentinel.controller.daemon", config_path, style, log_level)
 
 
+@click.command()
+@_config
+@_log
+@_level
+def gateway(config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
+    """Serve OpenAI's API in front of the fleet: route, admit, retry, follow the route table."""
+    _run("sentinel.gateway.daemon", config_path, style, log_level)
+
+
 def _run(module: str, config_path: Path, style: Literal["json", "console"] | None, log_level: str) -> None:
-    """Both daemons are ``async run(settings, config_path) -> exit status``."""
+    """Each daemon is ``async run(settings, config_path) -> exit status``."""
     _import_structlog_alone()
     importlib.import_module("sentinel.logs").configure(style, log_level)
     try:

@@ -18,6 +18,7 @@ from sentinel import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("sentinel.cli.daemons", "agent"),
     "controller": ("sentinel.cli.daemons", "controller"),
+    "gateway": ("sentinel.cli.daemons", "gateway"),
     "config": ("sentinel.cli.config", "config"),
     "policy": ("sentinel.cli.policy", "policy"),
     "probe": ("sentinel.cli.readings", "probe"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -41,13 +41,15 @@ class Desk:
         admission: Admission,
         frontend: str = "",
         worker_key: str = "",
+        limits: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
-        """``frontend``: base URL of the Dynamo frontend. Raises ConfigError when the file of keys is wrong."""
+        """``frontend``: base URL of the Dynamo frontend. ``limits``: how each limit stands, for the metrics. Raises ConfigError
+        when the file of keys is wrong."""
         self.settings, self.fleet, self.frontend = settings, fleet, frontend
         self.keys = Keys(settings.keys)
         self.worker_key = worker_key.encode()
         self.guards = Guards(breakers, admission)
-        self.breakers = breakers
+        self.breakers, self._limits = breakers, limits
         self.homes = Homes()
         self.meters = Meters(self._gauges)
         self.routes = Routes()
@@ -110,4 +112,8 @@ class Desk:
             },
         )  # fmt: skip
         yield gauges("sentinel_gateway_routes_version", "Version of the route table that is obeyed.", [], {(): self.routes.version})
+        yield gauges(
+            "sentinel_gateway_limit", "Each limit of admission: what it is; what this gateway may use, uses, and has waiting.",
+            ["limit", "of"], {(limit, of): float(n) for limit, numbers in self._limits().items() for of, n in numbers.items()},
+        )  # fmt: skip
         yield gauges("sentinel_gateway_sessions", "Sessions whose worker is remembered.", [], {(): len(self.homes)})

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 from aiohttp.web_request import BaseRequest
 
+from sentinel.gateway.answers import Answers
 from sentinel.gateway.ask import Kind
 from sentinel.gateway.attempt import Attempt
 from sentinel.gateway.classify import Budget, Trouble, elsewhere
-from sentinel.gateway.errors import ApiError, rendered
+from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import Head
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
 from sentinel.gateway.guards import Outcome, Refusal
@@ -41,7 +41,7 @@ class Forward:
     """The handler of the public port. ``desk``: everything that is the same for all requests."""
 
     def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+        self._desk, self._own = desk, Answers(desk)
         s = desk.settings
         self._budget = Budget(float(s.retry_share), float(s.retry_reserve))
         self._first_s, self._answer_s, self._queue_s = float(s.first_byte), float(s.answer), float(s.queue)
@@ -53,11 +53,11 @@ class Forward:
         began = time.monotonic()
         try:
             if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
-                return self._models(request, client)
+                return self._own.models(request, client)
             x = await receive(request, client, self._desk.settings, self._desk.keys, began=began)
             return await self._serve(x, client)
         except ApiError as error:
-            return self._tell(error, request, client)
+            return self._own.tell(error, request, client)
         except ConnectionError:
             return CLOSE
         except Exception:  # a bug; without this aiohttp would write a second head after whatever was written
@@ -65,7 +65,7 @@ class Forward:
             if client.begun:
                 client.out.abort()
                 return CLOSE
-            return self._tell(ApiError(500, "this gateway failed", kind="server_error"), request, client)
+            return self._own.tell(ApiError(500, "this gateway failed", kind="server_error"), request, client)
 
     # -- the way of one request ---------------------------------------------------------------------------------------
 
@@ -246,41 +246,6 @@ class Forward:
         desk.meters.broken[attempt.pool, worker, trouble.value] += 1
         log.warning("an answer broke", worker=worker, why=trouble.value, events=relay.events, request_id=x.request_id.decode())
         return CLOSE, "broken"
-
-    # -- answers of our own -------------------------------------------------------------------------------------------
-
-    def _models(self, request: BaseRequest, client: Client) -> Sent:
-        self._desk.keys.tenant(request.headers.get("Authorization"))
-        path = request.raw_path.partition("?")[0]
-        names = self._desk.plan.models(self._desk.guards.breakers.closed)
-        shown = [{"id": name, "object": "model", "created": self._desk.began, "owned_by": "sentinel"} for name in names]
-        if path == MODELS:
-            return self._write(msgspec.json.encode({"object": "list", "data": shown}), request, client)
-        wanted = path.removeprefix(MODELS + "/")
-        for model in shown:
-            if model["id"] == wanted:
-                return self._write(msgspec.json.encode(model), request, client)
-        raise ApiError(404, f"the model {wanted[:200]!r} is not served here now", code="model_not_found", param="model")
-
-    def _write(self, body: bytes, request: BaseRequest, client: Client) -> Sent:
-        keep = request.keep_alive and not self._desk.stopping
-        whole = rendered(200, body, keep=keep, old=request.version < (1, 1))
-        client.begun = True
-        client.out.write(whole[: len(whole) - len(body)] if request.method == "HEAD" else whole)
-        return KEEP if keep else CLOSE
-
-    def _tell(self, error: ApiError, request: BaseRequest, client: Client) -> Sent:
-        if client.transport is None:
-            return CLOSE
-        keep = request.keep_alive and not error.close and not self._desk.stopping
-        headers = error.headers
-        if error.retry_after_s:
-            headers += (b"retry-after: %d" % max(1, round(error.retry_after_s)),)
-        if client.request_id:
-            headers += (b"x-request-id: " + client.request_id,)
-        client.begun = True
-        client.out.write(rendered(error.status, error.body(), headers, keep=keep, old=request.version < (1, 1)))
-        return KEEP if keep else CLOSE
 
 
 def _head(x: Incoming, head: Head, size: int | None, *, keep: bool) -> bytes:

@@ -47,6 +47,10 @@ class Plan:
         """The part of the table for one model; None: nobody serves it."""
         return self._by_model.get(model) or self._by_model.get(ANY)
 
+    def tables(self) -> list[RoutePool]:
+        """Every pool, as this gateway sees it."""
+        return [pool for routes in self._by_model.values() for pool in routes.pools]
+
     def names(self, model: str) -> list[str]:
         """The model's pools."""
         routes = self.pools(model)
@@ -67,6 +71,28 @@ class Plan:
     def models(self, closed: Callable[[str], bool]) -> list[str]:
         """Models with a worker that would take a request. ``closed``: of a worker's breaker."""
         return sorted(name for name, routes in self._by_model.items() if name and _served(routes.pools, closed))
+
+
+def configured(fleet: Fleet) -> Routes:
+    """What the configuration itself says, as a table of version 0."""
+    return Routes(
+        why="configuration",
+        pools=tuple(
+            RoutePool(
+                pool=pool.name,
+                weight=1.0 if pool.primary else 0.0,
+                workers=tuple(
+                    RouteEntry(
+                        worker=w.name, url=w.url, role=w.role, capacity=w.capacity,
+                        state=WorkerState.STANDBY if w.standby else WorkerState.ACTIVE,
+                    )
+                    for w in fleet.workers
+                    if w.pool == pool.name
+                ),
+            )
+            for pool in fleet.pools
+        ),
+    )  # fmt: skip
 
 
 def _served(pools: Iterable[RoutePool], closed: Callable[[str], bool]) -> bool:

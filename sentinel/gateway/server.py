@@ -25,7 +25,8 @@ from sentinel.gateway.classify import Trouble
 from sentinel.gateway.desk import Desk
 from sentinel.gateway.forward import Forward
 from sentinel.gateway.front import Front
-from sentinel.model import Routes
+from sentinel.gateway.models import configured
+from sentinel.model import Fleet, Routes
 from sentinel.settings import GatewaySettings
 from sentinel.store import StoreError
 from sentinel.store.gateways import Gateways
@@ -43,6 +44,7 @@ class Gateway:
         self,
         desk: Desk,
         *,
+        boot: str = "",
         process: int = 0,
         watch: Callable[[], AsyncIterator[Routes]] | None = None,
         gateways: Gateways | None = None,
@@ -50,7 +52,7 @@ class Gateway:
     ) -> None:
         self.desk, self._process = desk, process
         self.settings: GatewaySettings = desk.settings
-        self.id = secrets.token_hex(8)
+        self.id = boot or secrets.token_hex(8)  # never used twice
         self._watch, self._gateways, self._on_routes = watch, gateways, on_routes
         self._front: Front | None = None
         self._public: web.ServerRunner | None = None
@@ -108,6 +110,13 @@ class Gateway:
         self.desk.obey(routes)
         self._news.set()
         self._on_routes(routes)
+
+    def reconfigure(self, fleet: Fleet, frontend: str) -> None:
+        """Go on with other pools and workers. Without a published table they are the table."""
+        self.desk.reconfigure(fleet, frontend)
+        if not self.desk.routes.version:
+            self.desk.obey(configured(fleet))
+        self._on_routes(self.desk.routes)
 
     async def wait(self) -> None:
         """Returns only when a part ended, which is a bug; raises what ended it."""

@@ -44,8 +44,8 @@ class Relay:
     """Passes one body on. ``chunked``: the client takes chunks (HTTP/1.1); ``raw``: as they come from the worker."""
 
     __slots__ = (
-        "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open", "_out", "_raw",
-        "_recent", "_responses", "_sse", "_stall_s", "_tail", "_timer", "_unbounded", "ended", "events", "first_at",
+        "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open", "_out",
+        "_raw", "_recent", "_responses", "_sse", "_stall_s", "_tail", "_timer", "_unbounded", "ended", "events", "first_at",
     )  # fmt: skip
 
     def __init__(

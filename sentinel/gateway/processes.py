@@ -1,0 +1,127 @@
+"""Several gateway processes on one port, and the one that watches over them.
+
+This module exists because one Python process uses one core. What always holds:
+
+* Each process is a whole gateway: its own presence, leases, sessions and metrics. They share the public port (SO_REUSEPORT: the
+  kernel spreads connections); process k has the admin port plus k.
+* A process that ends comes back, the sooner the longer it lived. One that never came up ends them all, with status 1.
+* No process outlives its watcher: each ends when its standard input does. systemd hears READY when all are up, and WATCHDOG while
+  each of them has been heard of within the last seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import structlog
+
+from sentinel.service import Service
+
+log = structlog.get_logger(__name__)
+
+PROCESS = "SENTINEL_GATEWAY_PROCESS"  # in a child's environment: its number
+BEAT_S = 1.0
+SILENT_S = 8.0
+AGAIN_S = (0.2, 10.0)  # first and longest pause before a process is started again
+
+
+class Child:
+    """What a child owes to its watcher."""
+
+    async def live(self, stopping: asyncio.Event) -> None:
+        """Say once a second that the loop runs; returns when the watcher is gone or ``stopping`` is set."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(0, lambda: gone.set() if not os.read(0, 64) else None)
+        try:
+            while not stopping.is_set() and not gone.is_set():
+                with contextlib.suppress(OSError):
+                    os.write(1, b"+")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(gone.wait(), BEAT_S)
+        finally:
+            loop.remove_reader(0)
+
+
+class Processes:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._heard: dict[int, float] = {}
+        self._up = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._failed = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        service = Service()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        keepers = [asyncio.create_task(self._keep(k), name=f"process {k}") for k in range(self._count)]
+        watchdog = asyncio.create_task(service.watchdog(self.alive), name="watchdog")
+        ready = asyncio.create_task(self._ready(service), name="ready")
+        await asyncio.wait(keepers)
+        service.stopping()
+        for task in (watchdog, ready):
+            task.cancel()
+        await asyncio.gather(watchdog, ready, *keepers, return_exceptions=True)
+        return 1 if self._failed else 0
+
+    def alive(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._stopping.is_set() or all(now - at < SILENT_S for at in self._heard.values())
+
+    async def _ready(self, service: Service) -> None:
+        await self._up.wait()
+        service.ready(f"{self._count} processes")
+        log.info("all gateway processes are up", count=self._count)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._pass_on(signal.SIGTERM)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    async def _keep(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        pause = AGAIN_S[0]
+        while not self._stopping.is_set():
+            began = loop.time()
+            child = await asyncio.create_subprocess_exec(
+                *command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, PROCESS: str(number)}
+            )
+            self._children[number] = child
+            if self._stopping.is_set():
+                self._pass_on(signal.SIGTERM)
+            assert child.stdout is not None  # noqa: S101  (it was asked for)
+            while await child.stdout.read(64):
+                self._heard[number] = loop.time()
+                if len(self._heard) == self._count:
+                    self._up.set()
+            status = await child.wait()
+            del self._children[number]
+            if self._stopping.is_set():
+                self._failed = self._failed or status != 0
+                return
+            if number not in self._heard:
+                log.error("a gateway process did not come up", process=number, status=status)
+                self._failed = True
+                self._stop()
+                return
+            log.error("a gateway process ended by itself", process=number, status=status)
+            pause = AGAIN_S[0] if loop.time() - began > AGAIN_S[1] else min(pause * 2, AGAIN_S[1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+
+def command() -> list[str]:
+    """How this very command is started again."""
+    return [sys.executable, "-c", "from sentinel.cli.main import main; main()", *sys.argv[1:]]
