@@ -165,6 +165,8 @@ class Decider:
         if any(learned):
             self.waiting.take_up(node)
         for finding in report.findings:
+            if not finding.present and not self.p.set_aside and self.p.conditions.get(finding.component, finding.check) is None:
+                continue  # it never was bad: nearly all of every snapshot
             worker = finding.component.worker
             # A node speaks for itself only, and of a worker only when it runs there.
             if finding.component.node == node and (worker not in self.p.workers or self.p.may_run(worker, node)):

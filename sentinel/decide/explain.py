@@ -6,6 +6,7 @@ that nothing is known about gives an answer that says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -28,6 +29,9 @@ def status(p: Picture) -> dict[str, Any]:
     present: dict[str, set[str]] = {}
     for condition in p.conditions.present():
         present.setdefault(condition.finding.component.node, set()).add(condition.finding.check)
+    of_pool: dict[str, list[Worker]] = {}
+    for worker in p.workers.values():
+        of_pool.setdefault(worker.pool, []).append(worker)
     return {
         "epoch": p.epoch,
         "mode": p.policy.mode.value,
@@ -35,7 +39,7 @@ def status(p: Picture) -> dict[str, Any]:
         "at": p.now,
         "nodes": [_node(p, name, present.get(name, set())) for name in sorted(p.nodes)],
         "workers": [_worker(p, w) for w in p.workers.values()],
-        "pools": [_pool(p, name, standing) for name, standing in survey(p).items()],
+        "pools": [_pool(p, name, standing, of_pool.get(name, ())) for name, standing in survey(p).items()],
         "incidents": [_plain(i) for i in sorted(p.open_incidents(), key=lambda i: i.opened_at)],
         "drains": [_plain(d) for d in p.open_drains()],
         "holds": [_plain(h) for h in p.holds.values()],
@@ -75,14 +79,13 @@ def _worker(p: Picture, worker: Worker) -> dict[str, Any]:
     }
 
 
-def _pool(p: Picture, name: str, standing: Standing) -> dict[str, Any]:
+def _pool(p: Picture, name: str, standing: Standing, workers: Iterable[Worker]) -> dict[str, Any]:
     weight = next((r.weight for r in p.routes.pools if r.pool == name), None)
     roles: dict[str, dict[str, float]] = {}
-    for w in p.workers.values():
-        if w.pool == name:
-            sums = roles.setdefault(w.role.value, {"ready": 0.0, "total": 0.0})
-            sums["total"] += 0.0 if w.standby else worth(p.pools[name], w)
-            sums["ready"] += given_to(p, w)
+    for w in workers:
+        sums = roles.setdefault(w.role.value, {"ready": 0.0, "total": 0.0})
+        sums["total"] += 0.0 if w.standby else worth(p.pools[name], w)
+        sums["ready"] += given_to(p, w)
     return {
         "pool": name,
         "weight": weight,
