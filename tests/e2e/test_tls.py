@@ -47,12 +47,16 @@ class Authority:
         subprocess.run(argv, check=True, capture_output=True)
 
 
+Sign = Callable[[str], Authority]
+Program = Callable[[str], Path]
+
+
 @pytest.fixture
-def authority(program: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Authority]:
+def authority(program: Program, tmp_path: Path) -> Sign:
     return lambda name: Authority(program("openssl"), tmp_path / name)
 
 
-async def test_the_controllers_port(program: Callable[[str], Path], authority: Callable[[str], Authority], tmp_path: Path) -> None:
+async def test_the_controllers_port(program: Program, authority: Sign, tmp_path: Path) -> None:
     """With the right authority an agent reports and an operator reads the status; without it, with another one or without TLS
     neither gets anywhere, and both say why."""
     ours, other = authority("ours"), authority("other")
@@ -80,7 +84,7 @@ async def test_the_controllers_port(program: Callable[[str], Path], authority: C
 
             assert (await report(controller.url, ours.ca)).seq == 1
             for url, ca in ((controller.url, None), (controller.url, other.ca), (controller.url.replace("https", "http"), ours.ca)):
-                with pytest.raises(Exception, match="(?i)certificate|cannot be reached|unreachable|disconnected|hung up"):
+                with pytest.raises(Exception, match=r"(?i)certificate|cannot be reached|unreachable|disconnected"):
                     await report(url, ca)
 
             async def status(*more: str) -> Any:
@@ -99,12 +103,13 @@ async def test_the_controllers_port(program: Callable[[str], Path], authority: C
         redis.close()
 
 
-async def test_redis_and_its_sentinels(program: Callable[[str], Path], authority: Callable[[str], Authority], tmp_path: Path) -> None:
+async def test_redis_and_its_sentinels(program: Program, authority: Sign, tmp_path: Path) -> None:
     """Over TLS, with a password of the server and another of its Sentinel, a lease is taken; with a wrong one of either, or with
     another authority, it is "could not tell", in a sentence without the secret."""
     ours, other = authority("ours"), authority("other")
     port, watcher = free_ports(2)
-    tls = f"tls-cert-file {ours.cert}\ntls-key-file {ours.key}\ntls-ca-cert-file {ours.ca}\ntls-auth-clients no\ntls-replication yes\n"
+    tls = f"tls-cert-file {ours.cert}\ntls-key-file {ours.key}\ntls-ca-cert-file {ours.ca}\n"
+    tls += "tls-auth-clients no\ntls-replication yes\n"
     server, sentinel = tmp_path / "redis.conf", tmp_path / "sentinel.conf"
     server.write_text(f"port 0\ntls-port {port}\nbind {HOST}\n{tls}requirepass of-the-server\nsave ''\ndir {tmp_path}\n")
     sentinel.write_text(
