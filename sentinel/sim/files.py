@@ -18,6 +18,7 @@ from pathlib import Path
 from sentinel.controller.auth import digest, new_token
 from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.sim.rack import DOMAIN, MAIN, MODEL, NODES, OVERFLOW, PLACES
+from sentinel.sim.readings import ImexDomain
 
 OPERATOR = "demo"
 
@@ -32,6 +33,7 @@ FASTER = {
     "capacity.shift_back_every": "1s",
 }
 SNAPSHOT, PROBE, WATCH, TICK = "1s", "500ms", "1s", "100ms"  # shipped: 5s, 5s, 2s, 500ms
+IMEX = "1s"  # shipped: 30s
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,15 @@ def private(path: Path, text: str) -> Path:
 def faster_policy(changes: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """The shipped policy with ``changes`` ("table.key" → value as written), and "table.key" → "was → is" of each.
 
+    "rule.FAULT.key" is that key of the first rule of a fault class.
+
     Raises ValueError when the shipped policy has no such key, PolicyError when the result is no policy.
     """
     text, told = default_policy_text(), {}
     for name, value in changes.items():
-        table, key = name.split(".")
-        pattern = re.compile(rf"(\[{re.escape(table)}\][^\[]*?\n{re.escape(key)}\s*=\s*)(\"[^\"]*\"|[^\s#]+)", re.DOTALL)
+        table, key = name.rsplit(".", 1)
+        head = rf'fault = "{re.escape(table[5:])}"' if table.startswith("rule.") else rf"\[{re.escape(table)}\]"
+        pattern = re.compile(rf"({head}[^\[]*?\n{re.escape(key)}\s*=\s*)(\"[^\"]*\"|[^\s#]+)", re.DOTALL)
         written = value if re.fullmatch(r"[\d.]+", value) else f'"{value}"'
         text, count = pattern.subn(lambda m, w=written: m[1] + w, text, count=1)  # type: ignore[misc]
         if not count:
@@ -76,6 +81,27 @@ def write_proc(proc: Path, node: str) -> None:
     for name, text in texts.items():
         (proc / name).parent.mkdir(parents=True, exist_ok=True)
         (proc / name).write_text(text + "\n", "ascii")
+
+
+def write_imex(folder: Path, lost: set[str]) -> None:
+    """What ``nvidia-imex-ctl`` prints on every tray, and a program for each that prints it; on a lost one nothing answers."""
+    domain = ImexDomain()
+    for number, node in enumerate(NODES, 1):
+        domain.join(node, f"10.0.1.{number}")
+    domain.lost |= lost
+    for node in NODES:
+        tool, said = imex_tool(folder, node), folder / "imex" / f"{node}.json"
+        said.parent.mkdir(exist_ok=True)
+        part = said.with_suffix(".part")
+        part.write_text("" if node in lost else domain.printed(), "utf-8")
+        part.replace(said)
+        if not tool.exists():
+            tool.write_text(f"#!/bin/sh\nexec cat '{said}'\n", "utf-8")
+            tool.chmod(0o700)
+
+
+def imex_tool(folder: Path, node: str) -> Path:
+    return folder / "imex" / f"{node}-imex-ctl"
 
 
 def write_tokens(folder: Path) -> Tokens:

@@ -29,6 +29,7 @@ from prometheus_client import CollectorRegistry
 
 from probes import Context, Probe
 from probes.gpu import GpuProbe
+from probes.imex import ImexProbe
 from probes.kernel_log import KernelLogProbe
 from probes.worker import WorkerProbe
 from sentinel.agent.assembly import Agent
@@ -36,7 +37,7 @@ from sentinel.config import AgentSettings
 from sentinel.durations import parse_duration
 from sentinel.logs import configure
 from sentinel.sim import ctl
-from sentinel.sim.files import PROBE, SNAPSHOT, write_proc
+from sentinel.sim.files import IMEX, PROBE, SNAPSHOT, imex_tool, write_imex, write_proc
 from sentinel.sim.probes import SimDriver
 from sentinel.sim.rack import GPUS, NODES, PLACES, NoSuchGpu, Rack, workers_on
 from sentinel.testing.kmsg import KernelLog
@@ -55,12 +56,13 @@ class Node:
     """One tray: its kernel log, and the agent that runs on it now, if any."""
 
     def __init__(
-        self, name: str, folder: Path, rack: Rack, *, controller: str, urls: dict[str, str], http: aiohttp.ClientSession
+        self, name: str, folder: Path, rack: Rack, *, controller: str, urls: dict[str, str], http: aiohttp.ClientSession, imex: bool
     ) -> None:
         self.name = name
         self.kernel = KernelLog()
         self._rack = rack
         self._http = http
+        self._imex = {"tool": str(imex_tool(folder, name))} if imex else {}
         self._urls = {w: urls[w] for w in workers_on(name) if PLACES[w].nodes[0] == name}  # the first node looks after its group
         python = (sys.executable, "-I", "-S", str(Path(ctl.__file__)))
         workers, agents = str(folder / "workers.sock"), str(folder / "agents.sock")
@@ -72,8 +74,8 @@ class Node:
             proc=folder / "proc" / name,  # names, addresses and the boot are the tray's, not this host's
             listen="127.0.0.1:0",
             snapshot=parse_duration(SNAPSHOT),
-            probes={"gpu": {"interval": PROBE}, "worker": {"interval": PROBE}},
-            expected={"gpus": len(GPUS), "nvlinks": 18},
+            probes={"gpu": {"interval": PROBE}, "worker": {"interval": PROBE}, **({"imex": {"interval": IMEX}} if imex else {})},
+            expected={"gpus": len(GPUS), "nvlinks": 18, **({"imex_nodes": len(NODES)} if imex else {})},
             actions={
                 "start_worker": (*python, workers, "start", "{worker}"),
                 "stop_worker": (*python, workers, "stop", "{worker}"),
@@ -88,13 +90,15 @@ class Node:
         def context(**options: Any) -> Context:
             state = self.settings.state_dir
             nowhere = state / "sys"  # the host's own GPUs, if it has any, are not this rack's
-            return Context(node=self.name, sys=nowhere, state=state, driver=SimDriver(self._rack, self.name), options=options)
+            driver = SimDriver(self._rack, self.name)
+            return Context(node=self.name, sys=nowhere, proc=self.settings.proc, state=state, driver=driver, options=options)
 
         workers = [{"name": w, "url": url} for w, url in self._urls.items()]
         return [
             KernelLogProbe(context(fd=self.kernel.fd)),
             GpuProbe(context()),
             WorkerProbe(context(workers=workers, **WORKER)),
+            *([ImexProbe(context(**self._imex), hostname=self.name)] if self._imex else []),
         ]
 
     async def start(self) -> None:
@@ -113,12 +117,15 @@ class Node:
 class Trays:
     """All nodes and the door through which the stage and the agents' actions reach the rack."""
 
-    def __init__(self, folder: Path, controller: str, urls: dict[str, str], http: aiohttp.ClientSession) -> None:
+    def __init__(self, folder: Path, controller: str, urls: dict[str, str], http: aiohttp.ClientSession, *, imex: bool) -> None:
         self.rack = Rack()
-        self.nodes = {n: Node(n, folder, self.rack, controller=controller, urls=urls, http=http) for n in NODES}
+        self._folder = folder
+        if imex:
+            write_imex(folder, set())
+        self.nodes = {n: Node(n, folder, self.rack, controller=controller, urls=urls, http=http, imex=imex) for n in NODES}
         self._workers = str(folder / "workers.sock")
         self._verbs: dict[str, Callable[..., Awaitable[str]]] = {
-            "list": self._list, "kernel": self._kernel,
+            "list": self._list, "kernel": self._kernel, "imex": self._imex,
             "set_gpu": self._set_gpu, "set_driver": self._set_driver, "mend_node": self._mend_node,
             "silence": self._silence, "revive": self._revive, "reset_gpu": self._reset_gpu, "reboot_node": self._reboot_node,
         }  # fmt: skip
@@ -152,6 +159,10 @@ class Trays:
     async def _kernel(self, node: str, text: str) -> str:
         self._node(node).kernel.write(text)
         return f"{node}: {text}"
+
+    async def _imex(self, *lost: str) -> str:
+        await asyncio.to_thread(write_imex, self._folder, set(lost))
+        return f"IMEX has lost {', '.join(lost) or 'nobody'}"
 
     async def _set_gpu(self, node: str, pci: str, fields: str) -> str:
         self.rack.set_gpu(node, pci, json.loads(fields))
@@ -212,7 +223,7 @@ async def run(folder: Path, door: socket.socket) -> None:
     loop.add_reader(sys.stdin.fileno(), lifeline)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        trays = Trays(folder, given["controller"], given["workers"], http)
+        trays = Trays(folder, given["controller"], given["workers"], http, imex=given["imex"])
         server = await asyncio.start_unix_server(trays.serve, sock=door)
         try:
             for node in trays.nodes.values():

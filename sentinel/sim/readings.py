@@ -69,11 +69,12 @@ class ImexDomain:
             return {"tool": "/usr/bin/nvidia-imex-ctl", "answered": False, "why": "no daemon answers", "own": None}
         key = frozenset(self.lost)
         if key not in self._said:
-            self._said[key] = parse(self._printed())[0]
+            self._said[key] = parse(self.printed())[0]
         own = str(list(self.addresses).index(node))
         return {"tool": "/usr/bin/nvidia-imex-ctl", "answered": True, **self._said[key], "own": own}
 
-    def _printed(self) -> str:
+    def printed(self) -> str:
+        """The tool's JSON, as every member prints it."""
         def row(of: str) -> Values:
             return {str(n): {"host": a, "status": "INVALID" if other in self.lost or of in self.lost else "CONNECTED"}
                     for n, (other, a) in enumerate(self.addresses.items())}  # fmt: skip

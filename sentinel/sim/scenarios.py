@@ -7,21 +7,27 @@ the story to count.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
-from sentinel.model import Drain, DrainState, Response, WorkerState
+from sentinel.model import DrainState, Response, WorkerState
+from sentinel.sim.expect import (
+    Scenario,
+    fails_only_on,
+    left_by,
+    ms,
+    none_fails,
+    only,
+    reporters,
+    responses,
+    served_on,
+    stopped,
+    told,
+    xid,
+)
+from sentinel.sim.expect import faults as faults_of
+from sentinel.sim.expect import pages as pages_of
 from sentinel.sim.probes import mismatch
-from sentinel.sim.rack import GPUS, NODES, OVERFLOW, PLACES
+from sentinel.sim.rack import GPUS, NODES, PLACES
+from sentinel.sim.scenarios_rack import RACK
 from sentinel.sim.story import Story
-
-
-@dataclass(frozen=True)
-class Scenario:
-    name: str
-    title: str
-    script: Callable[[Story], Awaitable[None]]
 
 
 async def gpu_off_bus(s: Story) -> None:
@@ -38,13 +44,13 @@ async def gpu_off_bus(s: Story) -> None:
     paged = await s.until(lambda: bool(s.pages()))
     overflow = await s.until(lambda: s.timeline.first("overflow serves") is not None, 30)
     await s.flow(3)
-    s.expect(f"{victim} left the rotation", left and s.state(victim) is WorkerState.OUT, _ms(s, "out of rotation"))
-    s.expect(f"{victim} was evicted and stays out", killed and await _stopped(s, victim), _responses(s))
-    _only(s, {victim})
-    s.expect("the overflow pool takes load", overflow, _ms(s, "overflow serves"))
-    s.expect("one critical page", paged and [p["urgency"] for p in s.pages()] == ["critical"], _pages(s))
-    _fails_only_on(s, victim)
-    _served_on(s)
+    s.expect(f"{victim} left the rotation", left and s.state(victim) is WorkerState.OUT, ms(s, "out of rotation"))
+    s.expect(f"{victim} was evicted and stays out", killed and await stopped(s, victim), responses(s))
+    only(s, {victim})
+    s.expect("the overflow pool takes load", overflow, ms(s, "overflow serves"))
+    s.expect("one critical page", paged and [p["urgency"] for p in s.pages()] == ["critical"], pages_of(s))
+    fails_only_on(s, victim)
+    served_on(s)
 
 
 async def row_remap_pending(s: Story) -> None:
@@ -57,14 +63,14 @@ async def row_remap_pending(s: Story) -> None:
     back = await s.until(lambda: s.drain_of(victim, DrainState.DONE) is not None and s.active(victim), 40)
     served = await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 15)
     drain = s.drain_of(victim)
-    s.expect(f"{victim} left the rotation", left, _ms(s, "out of rotation"))
-    s.expect("it was drained, not evicted", drain is not None and drain.response is Response.DRAIN, _responses(s))
-    s.expect("the GPU was reset and the worker verified", _told(drain, "repairing", "verified"), _ms(s, "repaired"))
-    s.expect(f"{victim} is back and takes requests", back and served, _ms(s, "back"))
-    _only(s, {victim})
-    _none_fails(s)
-    s.expect("nobody was paged", not s.pages(), _pages(s))
-    _served_on(s)
+    s.expect(f"{victim} left the rotation", left, ms(s, "out of rotation"))
+    s.expect("it was drained, not evicted", drain is not None and drain.response is Response.DRAIN, responses(s))
+    s.expect("the GPU was reset and the worker verified", told(drain, "repairing", "verified"), ms(s, "repaired"))
+    s.expect(f"{victim} is back and takes requests", back and served, ms(s, "back"))
+    only(s, {victim})
+    none_fails(s)
+    s.expect("nobody was paged", not s.pages(), pages_of(s))
+    served_on(s)
 
 
 async def app_fault(s: Story) -> None:
@@ -86,12 +92,12 @@ async def app_fault(s: Story) -> None:
     recorded = await s.until(lambda: on_record() == wanted, 15)
     await s.flow(6)
     s.expect("all three are on record", recorded, ", ".join(sorted(on_record())) or "nothing")
-    s.expect("each is judged an application's fault", {i.fault for i in s.new_incidents()} == {"app-fault"}, _faults(s))
-    _only(s, set())
+    s.expect("each is judged an application's fault", {i.fault for i in s.new_incidents()} == {"app-fault"}, faults_of(s))
+    only(s, set())
     s.expect("every worker stays in rotation", all(s.active(p.name) for p in PLACES.values() if not p.standby))
-    s.expect("nobody was paged", not s.pages(), _pages(s))
-    _none_fails(s)
-    _served_on(s)
+    s.expect("nobody was paged", not s.pages(), pages_of(s))
+    none_fails(s)
+    served_on(s)
 
 
 async def engine_frozen(s: Story) -> None:
@@ -104,14 +110,14 @@ async def engine_frozen(s: Story) -> None:
     served = await s.until(lambda: s.stage.traffic.flowing(victim) > 0, 15)
     found = [f for i in s.new_incidents("engine-frozen") for f in i.findings if f.check == "worker.frozen"]
     host = (await s.stage.worker_host("list"))["workers"][victim]
-    s.expect("found as a frozen engine", bool(found), found[0].summary if found else _faults(s))
-    s.expect(f"{victim} left the rotation", left, _ms(s, "out of rotation"))
-    restarted = host["starts"] == 2 and _is(s, victim, Response.EVICT)
-    s.expect("it was evicted and restarted", restarted, f"{host['starts']} starts; {_responses(s)}")
-    s.expect(f"{victim} is back and takes requests", back and served, _ms(s, "back"))
-    _only(s, {victim})
-    _fails_only_on(s, victim)
-    _served_on(s)
+    s.expect("found as a frozen engine", bool(found), found[0].summary if found else faults_of(s))
+    s.expect(f"{victim} left the rotation", left, ms(s, "out of rotation"))
+    restarted = host["starts"] == 2 and left_by(s, victim, Response.EVICT)
+    s.expect("it was evicted and restarted", restarted, f"{host['starts']} starts; {responses(s)}")
+    s.expect(f"{victim} is back and takes requests", back and served, ms(s, "back"))
+    only(s, {victim})
+    fails_only_on(s, victim)
+    served_on(s)
 
 
 async def agent_silent(s: Story) -> None:
@@ -126,13 +132,13 @@ async def agent_silent(s: Story) -> None:
     await s.stage.revive_agent(node)
     over = await s.until(lambda: bool(s.pages("resolve")) and all(i.closed_at for i in s.new_incidents("agent-silent")), 20)
     urgencies = [p["urgency"] for p in s.pages()]
-    s.expect("one page of low urgency", paged and urgencies in (["warning"], ["info"]), _pages(s))
-    s.expect("it names the silent agent", [i.fault for i in s.new_incidents()] == ["agent-silent"], _faults(s))
-    _only(s, set())
+    s.expect("one page of low urgency", paged and urgencies in (["warning"], ["info"]), pages_of(s))
+    s.expect("it names the silent agent", [i.fault for i in s.new_incidents()] == ["agent-silent"], faults_of(s))
+    only(s, set())
     s.expect("every worker stayed in rotation", kept and all(s.active(p.name) for p in PLACES.values() if not p.standby))
-    s.expect("the return was noticed: incident closed, page resolved", over, _ms(s, "closed"))
-    _none_fails(s)
-    _served_on(s)
+    s.expect("the return was noticed: incident closed, page resolved", over, ms(s, "closed"))
+    none_fails(s)
+    served_on(s)
 
 
 async def driver_upgrade(s: Story) -> None:
@@ -141,17 +147,17 @@ async def driver_upgrade(s: Story) -> None:
     for node in nodes:
         await s.stage.set_driver(node, **mismatch())
         await s.flow(0.6)
-    seen = await s.until(lambda: len(_reporters(s)) == len(nodes), 20)
+    seen = await s.until(lambda: len(reporters(s)) == len(nodes), 20)
     paged = await s.until(lambda: bool(s.pages()), 20)
     await s.flow(4)
     systemic = [i for i in s.new_incidents() if i.culprit == "fleet"]
-    s.expect("every node's mismatch was noticed", seen, f"{len(_reporters(s))} of {len(nodes)} nodes")
-    s.expect("one systemic incident, and no other left open", len(systemic) == 1 and not s.open_incidents(systemic), _faults(s))
-    s.expect("one page for all of them", paged and len(s.pages()) == 1, _pages(s))
-    _only(s, set())
+    s.expect("every node's mismatch was noticed", seen, f"{len(reporters(s))} of {len(nodes)} nodes")
+    s.expect("one systemic incident, and no other left open", len(systemic) == 1 and not s.open_incidents(systemic), faults_of(s))
+    s.expect("one page for all of them", paged and len(s.pages()) == 1, pages_of(s))
+    only(s, set())
     s.expect("every worker stays in rotation", all(s.active(p.name) for p in PLACES.values() if not p.standby))
-    _none_fails(s)
-    _served_on(s)
+    none_fails(s)
+    served_on(s)
 
 
 SCENARIOS = {
@@ -163,87 +169,9 @@ SCENARIOS = {
         Scenario("engine-frozen", "an engine hangs behind a green /health: found, evicted, restarted, returned", engine_frozen),
         Scenario("agent-silent", "an agent dies while its workers serve on: no drain, one page of low urgency", agent_silent),
         Scenario("driver-upgrade", "half of the nodes report driver/library mismatch: one systemic incident", driver_upgrade),
+        *RACK,
     )
 }
 DEFAULT = "gpu-off-bus"
 
-
-def xid(pci: str, code: int, rest: str) -> str:
-    """The kernel line of an Xid on this GPU (its address without the function, as the driver writes it)."""
-    return f"NVRM: Xid (PCI:{pci.rsplit('.', 1)[0]}): {code}, {rest}"
-
-
-# -- expectations that several scenarios share ------------------------------------------------------------------------
-
-
-def _only(s: Story, victims: set[str]) -> None:
-    drained = {d.worker for d in s.new_drains()}
-    name = "nothing was drained" if not victims else f"only {', '.join(sorted(victims))} was taken out"
-    s.expect(name, drained == victims, _responses(s) or "no drain")
-
-
-def _fails_only_on(s: Story, victim: str) -> None:
-    """Streams that had begun on the dead worker may fail: its tokens are gone to the client. Nothing else may."""
-
-    def check() -> tuple[bool, str]:
-        return all(r.failed_on == victim and r.tokens for r in s.failures()), _failures(s)
-
-    s.expect_at_end(f"only streams in the middle of {victim} failed", check)
-
-
-def _none_fails(s: Story) -> None:
-    s.expect_at_end("no request failed", lambda: (not s.failures(), _failures(s)))
-
-
-def _served_on(s: Story) -> None:
-    """Not one expectation is worth anything when no traffic flowed."""
-
-    def check() -> tuple[bool, str]:
-        after = sum(r.ok and r.at > (s.timeline.zero or 0.0) for r in s.stage.traffic.records)
-        return after >= 10, f"{after} requests begun after the fault and answered whole"
-
-    s.expect_at_end("traffic flowed on", check)
-
-
-async def _stopped(s: Story, worker: str) -> bool:
-    await asyncio.sleep(0)
-    return (await s.stage.worker_host("list"))["workers"][worker]["pid"] is None and not s.active(worker)
-
-
-def _is(s: Story, worker: str, response: Response) -> bool:
-    return any(d.worker == worker and d.response is response for d in s.new_drains())
-
-
-def _told(drain: Drain | None, *steps: str) -> bool:
-    return drain is not None and set(steps) <= {step.what for step in drain.history}
-
-
-def _reporters(s: Story) -> set[str]:
-    return {f.component.node for i in s.new_incidents() for f in i.findings} | {
-        f.component.node for i in s.incidents.values() for f in i.findings if f.check.startswith("driver.")
-    }
-
-
-def _ms(s: Story, what: str) -> str:
-    mark = s.timeline.first(what)
-    return f"{what} after {s.timeline.ms(mark.at):.0f} ms" if mark else f"{what}: never seen"
-
-
-def _responses(s: Story) -> str:
-    return ", ".join(f"{d.worker}: {d.response} ({d.state})" for d in s.new_drains())
-
-
-def _pages(s: Story) -> str:
-    return "; ".join(f"{p['event']} {p['urgency']}".strip() for p in s.stage.pages) or "no page"
-
-
-def _faults(s: Story) -> str:
-    return ", ".join(f"{i.fault} at {i.culprit}" for i in s.new_incidents()) or "no incident"
-
-
-def _failures(s: Story) -> str:
-    failed = s.failures()
-    return "; ".join(r.failed for r in failed[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "") or "no failure"
-
-
-__all__ = ["DEFAULT", "OVERFLOW", "SCENARIOS", "Scenario", "xid"]
+__all__ = ["DEFAULT", "SCENARIOS", "Scenario", "xid"]

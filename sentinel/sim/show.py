@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from sentinel.sim.scenarios import Scenario
+from sentinel.sim.expect import Scenario
+from sentinel.sim.files import FASTER
 from sentinel.sim.stage import Stage, StageError
 from sentinel.sim.story import SIMULATED, Story
 from sentinel.sim.terminal import Screen, summary
@@ -37,7 +38,7 @@ class Show:
             if self._headless:
                 self._console.print(f"{self._scenario.name}: {self._scenario.title}", highlight=False)
                 self._console.print(f"Simulated: {', '.join(SIMULATED)}", style="dim", highlight=False)
-            stage = Stage()
+            stage = Stage(faster={**FASTER, **self._scenario.faster}, imex=self._scenario.imex)
             try:
                 async with stage:
                     story = await self._play(stage, deadline, screen)

@@ -33,7 +33,7 @@ from sentinel.sim import ctl
 from sentinel.sim.client import Load, Record, Traffic
 from sentinel.sim.crew import Crew
 from sentinel.sim.engine import Shape
-from sentinel.sim.files import FASTER, Tokens, write_controller, write_tokens
+from sentinel.sim.files import FASTER, IMEX, Tokens, write_controller, write_tokens
 from sentinel.sim.rack import MODEL, NODES, PLACES
 from sentinel.store import Store, open_store
 from sentinel.testing.pagerduty import FakePagerDuty
@@ -46,10 +46,14 @@ class StageError(Exception):
 
 
 class Stage:
-    """``load``: the traffic, which starts with ``start_traffic``. ``faster``: durations of the policy to shorten."""
+    """``load``: the traffic, which starts with ``start_traffic``. ``faster``: durations of the policy to shorten.
 
-    def __init__(self, load: Load | None = None, *, faster: Mapping[str, str] = FASTER) -> None:
+    ``imex``: the agents watch an IMEX domain, too (a tool to be run on every tray, every second).
+    """
+
+    def __init__(self, load: Load | None = None, *, faster: Mapping[str, str] = FASTER, imex: bool = False) -> None:
         self.load = load or Load()
+        self._imex = imex
         self.faster: dict[str, str] = dict(faster)
         self.url = ""  # of the controller
         self.routes: Routes | None = None  # the newest pushed table
@@ -91,6 +95,8 @@ class Stage:
         listen = f"127.0.0.1:{_free_port()}"
         self.url = f"http://{listen}"
         self.faster = write_controller(self._folder, listen=listen, urls=urls, pager=pager, faster=self.faster)
+        if self._imex:
+            self.faster["imex probe's interval"] = f"30s → {IMEX}"
         run = ("-c", "from sentinel.cli.main import main; main()", "controller", "--config")
         await self._crew.spawn("controller", *run, str(self._folder / "controller.toml"))
         await self._start_agents(urls)
@@ -108,7 +114,8 @@ class Stage:
         return {name: str(w["url"]) for name, w in listed["workers"].items()}
 
     async def _start_agents(self, urls: Mapping[str, str]) -> None:
-        (self._folder / "agents.json").write_text(json.dumps({"controller": self.url, "workers": dict(urls)}), "utf-8")
+        given = {"controller": self.url, "workers": dict(urls), "imex": self._imex}
+        (self._folder / "agents.json").write_text(json.dumps(given), "utf-8")
         await self._crew.open_door("agents", "sentinel.sim.nodes", str(self._folder))
 
     async def _start_pager(self) -> str:

@@ -29,6 +29,7 @@ SIMULATED = (
     "GPU readings (no NVML, no GPU)",
     "kernel log lines (written by the demo, read by the real kernel-log probe)",
     "workers' engines (the HTTP servers, streams, kills and restarts are real)",
+    "what the IMEX tool prints (a program that prints it)",
     "GPU reset and node reboot",
     "the pager (a local server that speaks PagerDuty Events v2)",
 )

@@ -78,10 +78,14 @@ STORY = {
     "engine-frozen": ["injected", "found", "decided", "out of rotation", "restarted", "verified", "back"],
     "agent-silent": ["injected", "found", "paged", "agent returns", "closed"],
     "driver-upgrade": ["injected", "found", "paged"],
+    "switch-asic": ["injected", "found", "paged"],
+    "imex-peer": ["injected", "found", "paged"],
+    "budget-exhausted": ["injected", "found", "held back", "paged", "repaired", "back"],
 }
+LONG = {"imex-peer"}  # eighteen tools a second; what it shows is a row of the table, too
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in SCENARIOS])
 def test_a_scenario_ends_as_it_should(scratch: Path, name: str) -> None:
     """Headless, one JSON document: every expectation held, the timeline tells the story in order, the counts add up."""
     status, out, err = run(scratch, "--headless", "--json", "--scenario", name)
