@@ -173,7 +173,8 @@ class Repairs:
         """Why this worker may neither be started nor tested yet; "" when it may."""
         for node in dict.fromkeys((*worker.nodes, *(g.node for g in self.p.gpus_of(worker)))):
             coming = (d for w in self.p.on_node(node) if w is not worker and (d := self._comes(w, node)) is not None)
-            for other in (*self._running(node), *coming):
+            others = (d for d in self._running(node) if d.worker != worker.name)  # its own, which has just ended, holds nothing up
+            for other in (*others, *coming):
                 if any(w is worker for w in self._hit(other.repair, other.target)):
                     return f"{other.repair.value} of {other.target} for {other.worker} comes first"
         return ""
