@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Stand:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.requests: list[tuple[Mapping[str, str], bytes]] = []
         self.gone = 0
         self.status = 200
         self.events = 5
@@ -64,7 +64,7 @@ class Stand:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        self.requests.append((dict(request.headers), body))
+        self.requests.append((request.headers, body))
         try:
             if self.handler:
                 return await self.handler(request)

@@ -10,6 +10,7 @@ This module exists as the one place where these steps follow each other; each of
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BUSY_S = 1.0  # for so long a worker that said 429 or 503 is the last to be asked
+BUSY_S = 1.0  # for so long a worker that said 429 or 503, or took no connection, is the last to be asked
+SAY_S = 1.0
 
 
 class Forward:
@@ -47,9 +49,11 @@ class Forward:
         self._first_s, self._answer_s, self._queue_s = float(s.first_byte), float(s.answer), float(s.queue)
         self._stall_s = float(s.stall)
         self._busy: dict[str, float] = {}  # worker → until when it is asked last
+        self._said: dict[tuple[str, str], float] = {}  # worker, what → when it was said last
+        self._unsaid: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, request: BaseRequest, client: Client) -> Sent:
-        client.begun, client.request_id = False, b""
+        client.busy, client.begun, client.request_id = True, False, b""
         began = time.monotonic()
         try:
             if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
@@ -66,6 +70,8 @@ class Forward:
                 client.out.abort()
                 return CLOSE
             return self._own.tell(ApiError(500, "this gateway failed", kind="server_error"), request, client)
+        finally:
+            client.busy = False
 
     # -- the way of one request ---------------------------------------------------------------------------------------
 
@@ -178,13 +184,13 @@ class Forward:
         patience = self._first_s if x.ask.stream else self._answer_s
         await attempt.begin(x, origin, self._desk.worker_key, patience)
         attempt.judge(out=self._desk.plan.out(worker))
-        if attempt.outcome is Outcome.BUSY:
+        if attempt.outcome is Outcome.BUSY or attempt.trouble is Trouble.REFUSED:
             self._busy[worker] = time.monotonic() + BUSY_S
 
     async def _another(self, x: Incoming, order: Iterator[RouteEntry], failed: Attempt) -> Attempt | None:
         """A second try elsewhere, if there is an elsewhere and the budget has one left."""
         meters, worker = self._desk.meters, failed.entry.worker
-        log.info("a try failed", worker=worker, why=failed.why, request_id=x.request_id.decode())
+        self._say("a try failed", worker, failed.why, x)
         if not elsewhere(failed.outcome, failed.trouble):
             return None
         if self._budget.left < 1.0:
@@ -198,6 +204,15 @@ class Forward:
         self._budget.spend()
         meters.retries[failed.pool, worker, failed.reason] += 1
         return other
+
+    def _say(self, what: str, worker: str, why: str, x: Incoming) -> None:
+        """At most one line a second for each thing that happens to a worker: a dying one has a thousand requests."""
+        now = time.monotonic()
+        self._unsaid[worker, what] += 1
+        if now - self._said.get((worker, what), -SAY_S) >= SAY_S:
+            self._said[worker, what] = now
+            times = self._unsaid.pop((worker, what))
+            log.warning(what, worker=worker, why=why, request_id=x.request_id.decode(), times=times)
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +259,7 @@ class Forward:
         if trouble is Trouble.CLIENT:
             return CLOSE, "gone"
         desk.meters.broken[attempt.pool, worker, trouble.value] += 1
-        log.warning("an answer broke", worker=worker, why=trouble.value, events=relay.events, request_id=x.request_id.decode())
+        self._say("an answer broke after it had begun", worker, trouble.value, x)
         return CLOSE, "broken"
 
 

@@ -90,7 +90,6 @@ class Gateway:
         if self._public is not None and self._front is not None:
             for site in tuple(self._public.sites):
                 await site.stop()
-            self._front.pre_shutdown()  # idle connections end, the others after their answer
             await self._drained(self._front, float(self.settings.drain))
             await self._public.cleanup()
         for task in self._tasks:
@@ -132,8 +131,12 @@ class Gateway:
 
     async def _drained(self, front: Front, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds
-        while front.connections and asyncio.get_running_loop().time() < until:
-            front.pre_shutdown()
+        while True:
+            for client in front.clients:
+                if not client.busy:
+                    client.force_close()  # between two requests
+            if not front.connections or asyncio.get_running_loop().time() > until:
+                break
             await asyncio.sleep(0.02)
         left = [client.relay for client in front.clients if client.relay is not None]
         for relay in left:

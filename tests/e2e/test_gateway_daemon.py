@@ -1,0 +1,252 @@
+"""``sentinel gateway`` as it is run: real processes, a real store, OpenAI's own SDK; routes by push, acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+import pytest_asyncio
+
+from sentinel.config import StoreSettings
+from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
+from sentinel.store import PublishRoutes, Store, open_store
+from sentinel.store.gateways import Gateways
+from sentinel.tokens import digest
+from tests.conftest import free_port
+from tests.gateway_site import MODEL, Stand
+
+
+class Rig:
+    """A store, workers ``a`` and ``b``, and as many gateways as a test starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stands = {name: Stand(name) for name in ("a", "b")}
+        self.store: Store
+        self.gateways: Gateways
+        self.epoch = self.version = 0
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    async def start(self) -> None:
+        for stand in self.stands.values():
+            await stand.start()
+        (self.folder / "keys").write_text(f"alice {digest('key-a')}\n", "utf-8")
+        self.store = await open_store(StoreSettings(url=f"embedded:{self.folder}"))
+        self.gateways = Gateways(self.store)
+        epoch = await self.store.lease.acquire("test", "http://test", 600)
+        assert epoch
+        self.epoch = epoch
+        await self.publish()
+
+    async def publish(self, **states: WorkerState) -> int:
+        self.version += 1
+        entries = tuple(
+            RouteEntry(worker=s.name, url=s.url, role=Role.BOTH, state=states.get(s.name, WorkerState.ACTIVE))
+            for s in self.stands.values()
+        )
+        table = Routes(version=self.version, pools=(RoutePool(pool="p", weight=1.0, workers=entries),))
+        assert await self.store.decisions.commit(self.epoch, [PublishRoutes(table)])
+        return self.version
+
+    async def gateway(self, *, processes: int = 1, port: int = 0, admin: int = 0) -> tuple[subprocess.Popen[bytes], str, str]:
+        """Returns the process and its two addresses, once it serves."""
+        port, admin = port or free_port(), admin or free_port()
+        file = self.folder / f"gateway-{port}.toml"
+        workers = "".join(f'[[workers]]\nname = "{s.name}"\npool = "p"\nurl = "{s.url}"\n' for s in self.stands.values())
+        file.write_text(
+            f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nkeys = "{self.folder}/keys"\n'
+            f'processes = {processes}\nfirst_byte = "3s"\nstall = "3s"\ndrain = "10s"\npoll = "60s"\npresence = "2s"\n'
+            f'[store]\nurl = "embedded:{self.folder}"\n[[pools]]\nname = "p"\nmodel = "{MODEL}"\n{workers}',
+            "utf-8",
+        )
+        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config", str(file)]
+        with (self.folder / f"log-{port}").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, stdout=log)
+        self.running.append(process)
+        async with aiohttp.ClientSession() as http:
+            for number in range(processes):
+                for _ in range(600):
+                    assert process.poll() is None, (self.folder / f"log-{port}").read_text("utf-8")
+                    try:
+                        async with http.get(f"http://127.0.0.1:{admin + number}/healthz") as answer:
+                            if answer.status == 200:
+                                break
+                    except aiohttp.ClientError:
+                        await asyncio.sleep(0.02)
+        return process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}"
+
+    async def stop(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+        for stand in self.stands.values():
+            await stand.stop()
+        await self.store.close()
+
+
+@pytest_asyncio.fixture
+async def rig() -> AsyncIterator[Rig]:
+    folder = Path(tempfile.mkdtemp(prefix="sentinel-"))  # short enough for a unix socket
+    made = Rig(folder)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def client(url: str, **more: int) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="key-a", max_retries=more.get("max_retries", 0), timeout=10.0)
+
+
+ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def test_the_openai_sdk_works_unchanged(rig: Rig) -> None:
+    """Whole and streamed chat, completions' models, embeddings' path, and each kind of error as the SDK's own exception."""
+    process, url, _ = await rig.gateway()
+    async with client(url) as sdk:
+        whole = await sdk.chat.completions.create(**ASK)  # type: ignore[call-overload]
+        assert whole.choices[0].message.content == "hello" and whole._request_id
+        words = []
+        async for piece in await sdk.chat.completions.create(**ASK, stream=True):  # type: ignore[call-overload]
+            words.append(piece.choices[0].delta.content)
+        assert words == [f"word{n} " for n in range(5)]
+        assert [model.id async for model in sdk.models.list()] == [MODEL]
+        assert (await sdk.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError, match="not served here") as gone:
+            await sdk.chat.completions.create(**{**ASK, "model": "other"})  # type: ignore[call-overload]
+        assert gone.value.code == "model_not_found" and gone.value.param == "model"
+        with pytest.raises(openai.AuthenticationError, match="no tenant has this"):
+            await sdk.with_options(api_key="wrong").models.list()
+        for stand in rig.stands.values():
+            stand.cut_after = 2
+        got = []
+        with pytest.raises(openai.APIError, match="send it again"):
+            async for piece in await sdk.chat.completions.create(**ASK, stream=True):  # type: ignore[call-overload]
+                got.append(piece)
+        assert len(got) == 2
+        with pytest.raises(openai.APIError, match="send it again"):
+            async for _ in await sdk.responses.create(model=MODEL, input="hello", stream=True):
+                pass
+        for stand in rig.stands.values():
+            stand.cut_after, stand.status = None, 503
+        with pytest.raises(openai.InternalServerError) as busy:
+            await sdk.chat.completions.create(**ASK)  # type: ignore[call-overload]
+        assert busy.value.response.headers["retry-after"] == "1"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+async def test_routes_reach_every_gateway_by_push_and_are_acknowledged(rig: Rig) -> None:
+    """With a poll of a minute only a push can be that quick: all acknowledge, and from then on nobody sends there."""
+    _, one, _ = await rig.gateway()
+    _, two, _ = await rig.gateway(processes=2)
+    while len(await rig.gateways.all()) < 3 or not await rig.gateways.acked(rig.version):
+        await asyncio.sleep(0.01)
+    took = []
+    for turn in range(10):
+        out, stays = ("a", "b") if turn % 2 else ("b", "a")
+        began = time.monotonic()
+        version = await rig.publish(**{out: WorkerState.OUT})
+        while not await rig.gateways.acked(version):
+            await asyncio.sleep(0.001)
+        took.append(time.monotonic() - began)
+        before = len(rig.stands[out].requests)
+        async with client(one) as first, client(two) as second:
+            for sdk in (first, second):
+                for n in range(3):
+                    ask = {**ASK, "messages": [{"role": "user", "content": f"{turn}.{n}"}]}
+                    assert (await sdk.chat.completions.create(**ask)).id == f"chatcmpl-{stays}"  # type: ignore[call-overload]
+        assert len(rig.stands[out].requests) == before
+    assert sorted(took)[len(took) // 2] < 5  # a poll would take up to a minute
+
+
+async def test_processes_share_a_port_and_come_back(rig: Rig) -> None:
+    """Both answer on one port; one that is killed is replaced, and its presence is replaced as well; SIGTERM ends them all."""
+    process, url, admin = await rig.gateway(processes=2)
+    while len(await rig.gateways.all()) < 2:
+        await asyncio.sleep(0.01)
+    children = _children(process.pid)
+    assert len(children) == 2
+    os.kill(children[0], signal.SIGKILL)
+    known = {p.id for p in await rig.gateways.all()}
+    while len([p for p in await rig.gateways.all() if p.left_s > 0 and p.id not in known]) < 1:
+        await asyncio.sleep(0.05)
+    async with client(url, max_retries=2) as sdk:
+        for _ in range(8):
+            await sdk.chat.completions.create(**ASK)  # type: ignore[call-overload]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+    assert not [p for p in await rig.gateways.all() if p.left_s > 0]
+
+
+async def test_sigterm_drains(rig: Rig) -> None:
+    """Streams that are under way end as if nothing had happened, and the gateway leaves the table of gateways."""
+    process, url, _ = await rig.gateway()
+    for stand in rig.stands.values():
+        stand.events, stand.pause_s = 60, 0.02
+    async with client(url) as sdk:
+
+        async def one(n: int) -> int:
+            ask = {**ASK, "messages": [{"role": "user", "content": f"{n}"}]}
+            return len([1 async for _ in await sdk.chat.completions.create(**ask, stream=True)])  # type: ignore[call-overload]
+
+        streams = [asyncio.create_task(one(n)) for n in range(20)]
+        while sum(len(s.requests) for s in rig.stands.values()) < 20:
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.gather(*streams) == [60] * 20
+    while process.poll() is None:
+        await asyncio.sleep(0.02)
+    assert process.returncode == 0 and await rig.gateways.all() == []
+
+
+async def test_a_dead_store_does_not_stop_a_gateway(rig: Rig) -> None:
+    """With the store away requests go on by the last table, and drains of others are obeyed again once it is back."""
+    process, url, _ = await rig.gateway()
+    assert rig.store.server and rig.store.server.pid
+    os.kill(rig.store.server.pid, signal.SIGSTOP)
+    try:
+        async with client(url) as sdk:
+            for n in range(5):
+                ask = {**ASK, "messages": [{"role": "user", "content": f"{n}"}]}
+                assert (await sdk.chat.completions.create(**ask)).choices  # type: ignore[call-overload]
+    finally:
+        os.kill(rig.store.server.pid, signal.SIGCONT)
+    version = await rig.publish(a=WorkerState.OUT)
+    while not (await rig.gateways.all() and await rig.gateways.acked(version)):
+        await asyncio.sleep(0.05)
+    async with client(url) as sdk:
+        assert (await sdk.chat.completions.create(**ASK)).id == "chatcmpl-b"  # type: ignore[call-overload]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+
+
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, program: Callable[[str], Path]) -> None:
+    """A port that is taken, and a gateway open to everybody, are said in a sentence; the status is 1."""
+    for text, sentence in (
+        ('[gateway]\nlisten = "0.0.0.0:0"\n', "gateway.keys: missing"),
+        ('[gateway]\nlisten = "127.0.0.1:1"\nadmin = "127.0.0.1:1"\n', "gateway.admin: 127.0.0.1:1 is gateway.listen too"),
+    ):
+        file = tmp_path / "gateway.toml"
+        file.write_text(text, "utf-8")
+        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config", str(file)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 1 and sentence in ran.stderr and "Traceback" not in ran.stderr

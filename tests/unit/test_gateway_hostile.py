@@ -1,0 +1,207 @@
+"""Clients that mean no good or know no better: the right status, one error in OpenAI's shape, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sentinel.durations import Duration
+from tests.gateway_site import MODEL, Site
+
+
+def shaped(body: bytes) -> dict[str, Any]:
+    """The error in an answer's body; it has every field that the SDKs read."""
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    return dict(error)
+
+
+def split(raw: bytes) -> tuple[int, bytes]:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/unknown", 404), ("GET", "/", 404), ("POST", "/v1/chat/completions/x", 404), ("GET", "/metrics", 404),
+        ("GET", "/v1/chat/completions", 405), ("DELETE", "/v1/embeddings", 405), ("OPTIONS", "/v1/completions", 405),
+        ("POST", "/v1/models", 404),
+    ],
+)  # fmt: skip
+async def test_what_is_not_there_is_said_in_openais_shape(method: str, path: str, status: int) -> None:
+    """Unknown paths and methods; the admin port's pages are not on the public one."""
+    async with Site("a") as site, site.http.request(method, site.url + path) as answer:
+        assert answer.status == status
+        shaped(await answer.read())
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400), (b"{", 400), (b"[]", 400), (b'"x"', 400), (b"null", 400), (b"{}", 400), (b'{"model": 3}', 400),
+        (b'{"model": ""}', 400), (b'{"model": "m", "messages": "\xff\xfe"}', 400), (b'{"model": "m"}{}', 400),
+        (b"[" * 100_000, 400), (b'{"model": "m", "messages": ' + b"[" * 100_000, 400), (b'{"model": "other"}', 404),
+        (b'{"model": "' + b"x" * 100_000 + b'"}', 404), (b"\x1f\x8b\x08", 400), (b'\xef\xbb\xbf{"model": "m"}', 400),
+        (b'{"model": "m", "max_tokens": 1e999, "messages": []}', 400),
+    ],
+)  # fmt: skip
+async def test_bodies_that_cannot_be_used(body: bytes, status: int) -> None:
+    """No JSON, no object, no model, no UTF-8, nesting without end: a sentence, and no worker ever sees it."""
+    async with Site("a") as site:
+        async with site.http.post(site.url + "/v1/chat/completions", data=body) as answer:
+            assert answer.status == status
+            assert len(shaped(await answer.read())["message"]) < 500
+        assert not site.stands["a"].requests and site.held == (0, 0)
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
+    """By its length at once, without a length as soon as it is too much; the answer arrives, and the connection ends."""
+    async with Site("a", body_max=100_000) as site:
+        raw = await site.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n" + b"x" * 50_000)
+        status, body = split(raw)
+        assert status == 413 and shaped(body)["code"] == "body_too_large"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (50_000, b"x" * 50_000) for _ in range(3))
+        status, body = split(await site.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks))
+        assert status == 413
+        shaped(body)
+        large = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 90_000}]}).encode()
+        async with site.http.post(site.url + "/v1/chat/completions", data=large) as answer:
+            assert answer.status == 200
+
+
+async def test_expect_continue_is_answered() -> None:
+    """A client that asks before it sends a large body is told to go on (curl does); one whose body is refused is told so at once."""
+    async with Site("a", body_max=10_000) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+        body = b'{"model": "m", "messages": []}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        raw = await site.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 20000\r\n\r\n")
+        assert split(raw)[0] == 413
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(5000)) + b"\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: nan\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\nContent-Length: 2\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_heads_that_are_none_or_too_much(request_: bytes) -> None:
+    """400 (or a closed connection where not even a head came), in OpenAI's shape, and the next client is served."""
+    async with Site("a") as site:
+        raw = await site.raw(request_)
+        if raw:
+            status, body = split(raw)
+            assert status == 400
+            shaped(body)
+        assert not site.stands["a"].requests
+        async with site.post() as answer:
+            assert answer.status == 200
+
+
+async def test_slow_clients_are_let_go() -> None:
+    """A head that never ends, and a body that never comes, hold nothing for long."""
+    async with Site("a", keepalive=Duration(0.3), receive=Duration(0.3)) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+
+        async def trickle() -> None:
+            for _ in range(100):
+                writer.write(b"X")
+                await asyncio.sleep(0.05)
+
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n")
+        typing = asyncio.create_task(trickle())
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        typing.cancel()
+        raw = await site.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        status, body = split(raw)
+        assert status == 408
+        shaped(body)
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """Two requests in one packet get two answers, the first first."""
+    one = b'{"model": "m", "messages": []}'
+    two = b'{"model": "other", "messages": []}'
+    async with Site("a") as site:
+        raw = await site.raw(
+            b"".join(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in (one, two)
+            )
+        )
+        assert [int(part[9:12]) for part in raw.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]] == [200, 404]
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["ok", "status", "cut", "freeze", "reset", "garbage", "slow"]),
+        st.booleans(),  # streamed
+        st.sampled_from(["stays", "leaves", "leaves late"]),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps)
+def test_nothing_is_ever_held_in_the_end(plan: list[tuple[str, bool, str, int]]) -> None:
+    """Whatever workers and clients do to each other, when all is over no slot is held, and nothing counts as in flight."""
+
+    async def run() -> None:
+        async with Site("a", "b", stall=Duration(0.1), first_byte=Duration(0.1), answer=Duration(0.1)) as site:
+
+            async def one(streamed: bool, client: str) -> None:
+                task = asyncio.create_task(_fetch(site, streamed))
+                if client != "stays":
+                    await asyncio.sleep(0.001 if client == "leaves" else 0.03)
+                    task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+            waiting = []
+            for how, streamed, client, after in plan:
+                for stand in site.stands.values():
+                    stand.status = 500 if how == "status" else 200
+                    stand.freeze_after = after if how == "freeze" else None
+                    stand.cut_after = after if how in ("cut", "reset") else None
+                    stand.pause_s = 0.05 if how == "slow" else 0.001
+                    stand.handler = _garbage if how == "garbage" else None
+                waiting.append(asyncio.create_task(one(streamed, client)))
+                await asyncio.sleep(0.002)
+            await asyncio.gather(*waiting)
+            for stand in site.stands.values():
+                stand.thawed.set()
+            await site.free()
+
+    asyncio.run(run())
+
+
+async def _garbage(request: Any) -> Any:
+    request.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n3\r\nabcdef")
+    return None
+
+
+async def _fetch(site: Site, streamed: bool) -> None:
+    async with site.post(stream=streamed) as answer:
+        await answer.read()
