@@ -70,8 +70,11 @@ class Kind(StrEnum):
     EVENT = "event"
 
 
-class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Common shape of all nouns: immutable, keyword-only, compact on the wire."""
+class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Common shape of all nouns: immutable, keyword-only, compact on the wire.
+
+    None can be part of a cycle, so the collector need not walk the hundreds of thousands of them that a fleet makes.
+    """
 
 
 class Component(Base, frozen=True, kw_only=True, omit_defaults=True, order=True):

@@ -60,19 +60,10 @@ def decode(body: bytes) -> Report:
         raise NotAReport(str(wrong)) from None
 
 
-class _Head(msgspec.Struct):
-    snapshot: bool = False
-
-
-_head = msgspec.json.Decoder(_Head)
-
-
 def is_snapshot(body: bytes) -> bool:
-    """Whether a body says that it is a snapshot, found out for a fraction of what reading it costs."""
-    try:
-        return _head.decode(body).snapshot
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return False
+    """Whether a body is a snapshot, told by its beginning: agents of ours say so before the states. Good enough to turn one away
+    unread, and for nothing else."""
+    return b'"snapshot":true' in body[:1024]
 
 
 def _understood(raw: Any) -> Any:

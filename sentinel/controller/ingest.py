@@ -48,6 +48,7 @@ ALIKE = 1024  # different sets of parts that are kept once
 COMPONENTS = 2048  # remembered per node: 4 GPUs x 18 links, and room
 FAULTS = 1024  # different (component, check) that a node may have bad within FAULTS_S: a handful of checks on each link
 FAULTS_S = 3600.0
+SNAPSHOTS_AT_ONCE = 50
 SNAPSHOTS_PER_S = 250  # a snapshot of 300 states costs about a millisecond: a quarter of a core at most
 SNAPSHOT_AGAIN_S = 5.0  # when one that was turned away is to come again
 HEARD_S = 0.5  # heartbeats without news are gathered for so long
@@ -98,7 +99,7 @@ class Ingest:
         self._learn, self._own, self._watch = learn, own, watch
         self.nodes: dict[str, NodeHeard] = {}
         self._alike: dict[Parts, Parts] = {}  # nodes of one kind have the same parts: kept once
-        self._room, self._room_at = float(SNAPSHOTS_PER_S), time.monotonic()  # snapshots that may be taken now, and as of when
+        self._room, self._room_at = float(SNAPSHOTS_AT_ONCE), time.monotonic()  # snapshots that may be taken now, and as of when
         self._quiet: dict[str, None] = {}  # nodes with a heartbeat that the decider has not been told of
 
     def admitted(self, node: str, body: bytes) -> Report:
@@ -110,7 +111,7 @@ class Ingest:
 
     def _has_room(self) -> bool:
         now = time.monotonic()
-        self._room = min(self._room + (now - self._room_at) * SNAPSHOTS_PER_S, float(SNAPSHOTS_PER_S))
+        self._room = min(self._room + (now - self._room_at) * SNAPSHOTS_PER_S, float(SNAPSHOTS_AT_ONCE))
         self._room_at = now
         return self._room >= 1
 

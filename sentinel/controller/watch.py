@@ -3,7 +3,8 @@
 This module exists so that a silent node is a question before it is a verdict: do its workers still answer? What always
 holds: each worker is looked at on its own, so that one that hangs delays no other; at most ``AT_ONCE`` looks run at a time;
 ``reachable`` None means that it could not be told. A large fleet's looks are spread so that those at workers which answer are
-``PER_S`` in all; one that did not answer, or that the decider asked about within ``SOON_S``, is looked at every ``every``.
+``PER_S`` in all; one that did not answer, or that the decider asked about within ``SOON_S``, is looked at every ``every``, unless
+there are so many of them that they make ``PER_S`` by themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sentinel.store import StoreError
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 32
-PER_S = 100  # looks at workers that answer: beyond PER_S x every workers, they wait longer
+PER_S = 100  # looks at workers that answer, and as many at those that do not
 SOON_S = 60.0
 DEADLINE = 10.0  # seconds for one look; adapters keep shorter ones of their own
 
@@ -45,7 +46,7 @@ class Watch:
         self._serving, self._every, self._feed, self._new_id, self._clock = serving, every, feed, new_id, clock
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._asked: dict[str, float] = {}  # worker → when the decider asked for a look
+        self._soon: dict[str, float] = {}  # worker that did not answer or was asked about → until when it is looked at often
         self._wake: dict[str, asyncio.Event] = {}
 
     def follow(self, workers: tuple[Worker, ...]) -> None:
@@ -54,7 +55,7 @@ class Watch:
         for task in self._tasks.values():
             task.cancel()
         self._wake = {n: asyncio.Event() for n in wanted}
-        self._asked = {n: at for n, at in self._asked.items() if n in wanted}
+        self._soon = {n: until for n, until in self._soon.items() if n in wanted}
         self._tasks = {n: asyncio.create_task(self._run(w), name=f"watch {n}") for n, w in wanted.items()}
 
     async def close(self) -> None:
@@ -64,7 +65,7 @@ class Watch:
 
     async def asked(self, worker: Worker) -> bool | None:
         """The decider's question: look now, and often for the next minute."""
-        self._asked[worker.name] = time.monotonic()
+        self._soon[worker.name] = time.monotonic() + SOON_S
         if worker.name in self._wake:
             self._wake[worker.name].set()
         return await self.look(worker)
@@ -86,7 +87,7 @@ class Watch:
         return reachable
 
     async def _run(self, worker: Worker) -> None:
-        await self._pause(worker, self._calm() * random.random())  # noqa: S311  (spreads the looks over the period)
+        await self._pause(worker, max(self._every, len(self._wake) / PER_S) * random.random())  # noqa: S311  (spreads the looks)
         while True:
             reachable = None
             try:
@@ -96,12 +97,13 @@ class Watch:
                 pass  # logged and journaled by the core
             except SteppedDown:
                 return
-            soon = not reachable or time.monotonic() - self._asked.get(worker.name, float("-inf")) < SOON_S
-            await (asyncio.sleep(self._every) if soon else self._pause(worker, self._calm()))
-
-    def _calm(self) -> float:
-        """Seconds between two looks at a worker that answers."""
-        return max(self._every, len(self._wake) / PER_S)
+            now = time.monotonic()
+            if not reachable:
+                self._soon[worker.name] = max(self._soon.get(worker.name, 0.0), now)
+            elif self._soon.get(worker.name, now) <= now:
+                self._soon.pop(worker.name, None)
+            soon = worker.name in self._soon
+            await self._pause(worker, max(self._every, (len(self._soon) if soon else len(self._wake)) / PER_S))
 
     async def _pause(self, worker: Worker, seconds: float) -> None:
         """Wait, but not once the decider has asked."""

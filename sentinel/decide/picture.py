@@ -88,6 +88,7 @@ class Picture(Written):
         self.topology = Topology()
         self.workers: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
+        self._order: dict[str, int] = {}  # worker → its place in the configuration
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
         self.nodes: dict[str, NodeView] = {}
         self.views: dict[str, WorkerView] = {}
@@ -139,6 +140,7 @@ class Picture(Written):
         self.topology.load(fleet)
         self._on = self._changed = None
         self.workers = {w.name: w for w in fleet.workers}
+        self._order = {w.name: number for number, w in enumerate(fleet.workers)}
         self.pools = {p.name: p for p in fleet.pools}
         self.standby_up &= {w.name for w in fleet.workers if w.standby}  # the others are meant to serve always
         for name in sorted(self.expected_nodes()):  # in one order, whatever Python's hashes are
@@ -164,12 +166,20 @@ class Picture(Written):
 
     def learn_gpus(self, worker: str, node: str, pcis: tuple[str, ...]) -> bool:
         """Take in what a node says a worker holds; returns whether that is news. What is no address is left out."""
-        view = self.view(worker)
-        before = view.gpus
+        view, known = self.view(worker), self.workers[worker]
+        before, was = view.gpus, self._places(known)
         view.gpus = tuple(g for g in before if g.node != node) + tuple(_gpus(node, pcis))
-        if view.gpus != before:
-            self._on = None
-        return view.gpus != before
+        if view.gpus == before:
+            return False
+        if self._on is not None:  # place by place: a new leader learns ten thousand of them within seconds
+            places = self._places(known)
+            for place in was - places:
+                self._on[place].remove(known)
+            for place in places - was:
+                there = self._on.setdefault(place, [])
+                there.append(known)
+                there.sort(key=lambda w: self._order[w.name])
+        return True
 
     def touching(self, component: Component) -> list[Worker]:
         """Every serving group that lives on what this component is: the blast radius, never just the one GPU."""
@@ -201,10 +211,13 @@ class Picture(Written):
         if self._on is None:
             self._on = {}
             for worker in self.workers.values():
-                gpus = self.gpus_of(worker)
-                for name in {*worker.nodes, *(g.node for g in gpus), *map(str, gpus)}:
+                for name in self._places(worker):
                     self._on.setdefault(name, []).append(worker)
         return self._on.get(place, [])
+
+    def _places(self, worker: Worker) -> set[str]:
+        gpus = self.gpus_of(worker)
+        return {*worker.nodes, *(g.node for g in gpus), *map(str, gpus)}
 
     def state_of(self, worker: Worker) -> WorkerState:
         drain = self.open_drain(worker.name)

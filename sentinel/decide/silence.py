@@ -60,7 +60,7 @@ class Silence:
             if silent_for < timing.silent_after:
                 continue
             workers = [w for w in self.p.on_node(node) if self.p.state_of(w) is not WorkerState.STANDBY]
-            if node not in self._asked:
+            if node not in self._asked and not deaf:  # ten thousand looks at once would deafen it further
                 self._asked.add(node)
                 for w in workers:
                     look = Look(
