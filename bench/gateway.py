@@ -1,7 +1,8 @@
 """What the gateway costs and adds, beside a naive aiohttp proxy in the same run.
 
-The gateway under test runs alone on core 0 (uvloop, API keys, breakers, admission, routing over four workers, metrics: everything
-on); stand-in workers and the load run on core 1. Stand-ins and load are bare protocols, so that they are not what is measured.
+The gateway under test runs alone on core 0 (uvloop, API keys, breakers and admission of a gateway alone, routing over four
+workers, metrics); stand-in workers and the load run on core 1. Stand-ins and load are bare protocols, so that they are not what
+is measured. ``bare`` passes bytes from socket to socket and looks at nothing: what this machine makes any Python proxy pay.
 Three things:
 
 * short: closed loop on 32 connections, answers of 400 bytes; requests per second of wall time, and per second of the proxy's own CPU
@@ -34,7 +35,7 @@ import uvloop
 WORKERS = 4
 MODEL = "bench"
 TEXT = "x" * 180
-ANSWER = json.dumps({"id": "cmpl-1", "object": "chat.completion", "model": MODEL, "choices": [{"message": {"content": TEXT}}]}).encode()
+ANSWER = json.dumps({"id": "c1", "object": "chat.completion", "model": MODEL, "choices": [{"message": {"content": TEXT}}]}).encode()
 CHUNK = json.dumps({"id": "cmpl-1", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "token"}}]})
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = os.sysconf("SC_CLK_TCK")
@@ -161,6 +162,47 @@ async def ours(ports: list[int], keys: Path) -> None:
     await gateway.wait()
 
 
+class BareUp(asyncio.Protocol):
+    def __init__(self, down: asyncio.Transport) -> None:
+        self.down = down
+
+    def data_received(self, data: bytes) -> None:
+        self.down.write(data)
+
+
+class BareDown(asyncio.Protocol):
+    """One connection of a client, with one to a worker behind it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.up: asyncio.Task[asyncio.Transport] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.up = asyncio.get_running_loop().create_task(self.dial())
+
+    async def dial(self) -> asyncio.Transport:
+        made, _ = await asyncio.get_running_loop().create_connection(lambda: BareUp(self.transport), "127.0.0.1", self.port)
+        return made
+
+    def data_received(self, data: bytes) -> None:
+        assert self.up
+        if self.up.done():
+            self.up.result().write(data)
+        else:
+            self.up.add_done_callback(lambda up: up.result().write(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.up and self.up.done() and not self.up.cancelled():
+            self.up.result().abort()
+
+
+async def bare(ports: list[int]) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: BareDown(ports[0]), "127.0.0.1", 0, backlog=1024)
+    print(json.dumps([server.sockets[0].getsockname()[1]]), flush=True)
+    await asyncio.Event().wait()
+
+
 # -- the load -------------------------------------------------------------------------------------------------------------
 
 
@@ -188,12 +230,7 @@ class Short(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.held:
             assert data.startswith(b"HTTP/1.1 200"), data[:300]
-        if data.endswith(ANSWER[-40:]):
-            self.held = 0
-            self.done += 1
-            if self.on:
-                self.transport.write(self.requests[self.done % len(self.requests)])
-        elif data.endswith(b"0\r\n\r\n"):
+        if data.endswith((ANSWER[-40:], b"0\r\n\r\n")):
             self.held = 0
             self.done += 1
             if self.on:
@@ -240,7 +277,10 @@ def memory(pid: int) -> int:
 
 async def short(port: int, pid: int, seconds: float) -> dict[str, float]:
     loop = asyncio.get_running_loop()
-    made = [(await loop.create_connection(lambda n=n: Short([ask(n * 50 + k) for k in range(50)]), "127.0.0.1", port))[1] for n in range(32)]
+    made = []
+    for n in range(32):
+        requests = [ask(n * 50 + k) for k in range(50)]
+        made.append((await loop.create_connection(lambda r=requests: Short(r), "127.0.0.1", port))[1])
     await asyncio.sleep(0.3)
     before, used, began = sum(p.done for p in made), cpu(pid), time.monotonic()
     await asyncio.sleep(seconds)
@@ -258,7 +298,8 @@ async def firsts(port: int, count: int) -> list[float]:
     loop = asyncio.get_running_loop()
     took = []
     for n in range(count):
-        made, probe = await loop.create_connection(lambda n=n: Stream(ask(100_000 + n, stream=True, chunks=1, every=0.001)), "127.0.0.1", port)
+        request = ask(100_000 + n, stream=True, chunks=1, every=0.001)
+        made, probe = await loop.create_connection(lambda r=request: Stream(r), "127.0.0.1", port)
         await probe.ended
         made.abort()
         took.append((probe.first - probe.held) * 1000)
@@ -301,7 +342,10 @@ async def streams(port: int, direct: int, pid: int, seconds: float, probes: int)
 class Child:
     def __init__(self, role: str, core: int, *arguments: str) -> None:
         argv = [sys.executable, __file__, "--role", role, *arguments]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=sys.stderr if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL, preexec_fn=lambda: pin(core))  # noqa: PLW1509
+        errors = None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL  # naive tells of each client that leaves
+        self.process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=errors, preexec_fn=lambda: pin(core)  # noqa: PLW1509
+        )
         assert self.process.stdout
         self.ports: list[int] = json.loads(self.process.stdout.readline())
 
@@ -330,6 +374,7 @@ async def rounds(count: int, short_s: float, stream_s: float, probes: int) -> di
             told = json.dumps(behind.ports)
             starts: dict[str, Callable[[], Child]] = {
                 "naive": lambda: Child("naive", 0, told), "ours": lambda: Child("ours", 0, told, str(keys)),
+                "bare": lambda: Child("bare", 0, told),
             }  # fmt: skip
             seen: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
             for number in range(count):
@@ -341,7 +386,8 @@ async def rounds(count: int, short_s: float, stream_s: float, probes: int) -> di
                     finally:
                         child.end()
                     seen[name].append({f"short_{k}": v for k, v in one.items()} | {f"streams_{k}": v for k, v in many.items()})
-                    print(f"round {number + 1}, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in seen[name][-1].items()), flush=True)
+                    shown = ", ".join(f"{k} {v:.4g}" for k, v in seen[name][-1].items())
+                    print(f"round {number + 1}, {name}: {shown}", flush=True)
         finally:
             behind.end()
     middle = {name: {k: statistics.median(r[k] for r in found) for k in found[0]} for name, found in seen.items()}
@@ -354,6 +400,9 @@ async def rounds(count: int, short_s: float, stream_s: float, probes: int) -> di
         "naive_cpu_s_per_1000_chunks": round(theirs["streams_cpu_per_1000"], 4),
         "added_first_p50_ms": round(mine["streams_first_p50_ms"] - mine["streams_direct_p50_ms"], 3),
         "added_first_p99_ms": round(mine["streams_first_p99_ms"] - mine["streams_direct_p99_ms"], 3),
+        "bare_cpu_s_per_1000_chunks": round(middle["bare"]["streams_cpu_per_1000"], 4),
+        "bare_added_first_p50_ms": round(middle["bare"]["streams_first_p50_ms"] - middle["bare"]["streams_direct_p50_ms"], 3),
+        "bare_added_first_p99_ms": round(middle["bare"]["streams_first_p99_ms"] - middle["bare"]["streams_direct_p99_ms"], 3),
         "naive_added_first_p50_ms": round(theirs["streams_first_p50_ms"] - theirs["streams_direct_p50_ms"], 3),
         "mib_per_1000_streams": round(mine["streams_mib_per_1000_streams"], 1),
         "medians": {name: {k: round(v, 4) for k, v in found.items()} for name, found in middle.items()},
@@ -372,6 +421,8 @@ def main() -> None:
         uvloop.run(workers())
     elif given.role == "naive":
         uvloop.run(naive(json.loads(given.rest[0])))
+    elif given.role == "bare":
+        uvloop.run(bare(json.loads(given.rest[0])))
     elif given.role == "ours":
         uvloop.run(ours(json.loads(given.rest[0]), Path(given.rest[1])))
     else:

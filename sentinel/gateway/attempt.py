@@ -28,7 +28,9 @@ class Guards:
 class Attempt:
     """``trouble`` or ``head`` is set once it has begun."""
 
-    __slots__ = ("_ended", "_guards", "_permit", "_slot", "connection", "entry", "head", "outcome", "pool", "trouble", "why")
+    __slots__ = (
+        "_ended", "_guards", "_permit", "_slot", "adopted", "connection", "entry", "head", "outcome", "pool", "trouble", "why",
+    )  # fmt: skip
 
     def __init__(self, guards: Guards, entry: RouteEntry, permit: Permit, slot: Slot) -> None:
         self._guards, self._permit, self._slot = guards, permit, slot
@@ -38,7 +40,7 @@ class Attempt:
         self.trouble: Trouble | None = None
         self.why = ""
         self.outcome = Outcome.IGNORED
-        self._ended = False
+        self._ended = self.adopted = False
         guards.load[entry.worker] = guards.load.get(entry.worker, 0) + 1
 
     async def begin(self, x: Incoming, origin: Origin, key: bytes, patience_s: float, *, body: bytes = b"") -> None:
@@ -58,6 +60,11 @@ class Attempt:
                 self.head = await self.connection.ask(head, body, patience_s)
         except Broken as error:
             self.trouble, self.why = error.trouble, str(error)
+
+    def adopt(self, other: Attempt) -> None:
+        """Pass on what ``other`` got instead; it says nothing about this one's worker."""
+        self.connection, self.head, self.trouble, self.why = other.connection, other.head, other.trouble, other.why
+        other.connection, self.adopted = None, True
 
     def judge(self, *, out: bool) -> None:
         """What its beginning says. ``out``: the worker has left rotation."""

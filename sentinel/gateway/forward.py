@@ -26,6 +26,7 @@ from sentinel.gateway.framing import Head
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
 from sentinel.gateway.guards import Outcome, Refusal
 from sentinel.gateway.incoming import MODELS, Incoming, receive
+from sentinel.gateway.prefill import Prefill
 from sentinel.gateway.routing import choose, idlest
 from sentinel.gateway.stream import Relay
 from sentinel.model import Role, RouteEntry, Routes
@@ -48,6 +49,7 @@ class Forward:
         self._budget = Budget(float(s.retry_share), float(s.retry_reserve))
         self._first_s, self._answer_s, self._queue_s = float(s.first_byte), float(s.answer), float(s.queue)
         self._stall_s = float(s.stall)
+        self._prefill = Prefill(desk, self._budget, self._first_s, self._say)
         self._busy: dict[str, float] = {}  # worker → until when it is asked last
         self._said: dict[tuple[str, str], float] = {}  # worker, what → when it was said last
         self._unsaid: Counter[tuple[str, str]] = Counter()
@@ -85,7 +87,7 @@ class Forward:
         outcome = "gone"
         try:
             await self._begin(x, attempt)
-            if attempt.outcome is not Outcome.FINE:
+            if attempt.outcome is not Outcome.FINE and not attempt.adopted:
                 other = await self._another(x, order, attempt)
                 if other is not None:
                     attempt.end()
@@ -182,7 +184,13 @@ class Forward:
         worker = attempt.entry.worker
         origin = self._desk.origin(attempt.entry.url)
         patience = self._first_s if x.ask.stream else self._answer_s
-        await attempt.begin(x, origin, self._desk.worker_key, patience)
+        body = b""
+        if attempt.entry.role is Role.DECODE:
+            legged = await self._prefill.leg(x, attempt)
+            if legged is None:
+                return
+            body = legged
+        await attempt.begin(x, origin, self._desk.worker_key, patience, body=body)
         attempt.judge(out=self._desk.plan.out(worker))
         if attempt.outcome is Outcome.BUSY or attempt.trouble is Trouble.REFUSED:
             self._busy[worker] = time.monotonic() + BUSY_S

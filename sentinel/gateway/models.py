@@ -51,6 +51,10 @@ class Plan:
         """Every pool, as this gateway sees it."""
         return [pool for routes in self._by_model.values() for pool in routes.pools]
 
+    def pool(self, name: str) -> Routes | None:
+        """The part of the table for one pool."""
+        return next((Routes(version=self.version, pools=(p,)) for p in self.tables() if p.pool == name), None)
+
     def names(self, model: str) -> list[str]:
         """The model's pools."""
         routes = self.pools(model)

@@ -57,7 +57,7 @@ async def test_garbage_is_told_apart(store_server: Any, value: bytes) -> None:
     """What is no presence is StoreError naming the key and the field; never an answer."""
     gateways = Gateways(await store_server.open())
     await store_server.raw.hset("{sentinel}:gateways", "odd", value)
-    with pytest.raises(StoreError, match="gateways.*odd"):
+    with pytest.raises(StoreError, match=r"gateways.*odd"):
         await gateways.acked(1)
     await store_server.raw.delete("{sentinel}:gateways")
     await store_server.raw.set("{sentinel}:gateways", "text")

@@ -176,7 +176,7 @@ async def test_routes_reach_every_gateway_by_push_and_are_acknowledged(rig: Rig)
 
 async def test_processes_share_a_port_and_come_back(rig: Rig) -> None:
     """Both answer on one port; one that is killed is replaced, and its presence is replaced as well; SIGTERM ends them all."""
-    process, url, admin = await rig.gateway(processes=2)
+    process, url, _ = await rig.gateway(processes=2)
     while len(await rig.gateways.all()) < 2:
         await asyncio.sleep(0.01)
     children = _children(process.pid)

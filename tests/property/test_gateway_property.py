@@ -120,14 +120,16 @@ events = st.lists(st.text(alphabet="abc{}\"\\:, é", min_size=1, max_size=40), m
 
 @settings(max_examples=200)
 @given(
-    texts=events, sep=st.sampled_from([b"\n\n", b"\r\n\r\n"]), grouped=st.lists(st.integers(1, 60), max_size=12),
+    texts=events, seps=st.sampled_from([b"\n\n", b"\r\n\r\n"]), grouped=st.lists(st.integers(1, 60), max_size=12),
     cuts=st.lists(st.integers(1, 900), max_size=10), breaks=st.none() | st.integers(0, 900), old=st.booleans(),
 )  # fmt: skip
 def test_a_stream_is_passed_on_whole_events_only(
-    texts: list[str], sep: bytes, grouped: list[int], cuts: list[int], breaks: int | None, old: bool
+    *, texts: list[str], seps: bytes, grouped: list[int], cuts: list[int], breaks: int | None, old: bool
 ) -> None:
     """However a worker chunks its stream, wherever it is cut and wherever it breaks: a client that stops reading after any write
     has complete chunks of complete events, the bytes are the worker's, and a break ends in one error event."""
+
+    sep = seps
 
     async def run() -> None:
         stream = b"".join(b"data: " + t.encode() + sep for t in texts)

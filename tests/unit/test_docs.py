@@ -86,6 +86,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "agent": config.AgentSettings,
     "controller": config.ControllerSettings,
+    "gateway": config.GatewaySettings,
     "store": config.StoreSettings,
     "paging": config.PagingSettings,
     "dynamo": config.DynamoSettings,

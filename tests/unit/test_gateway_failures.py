@@ -140,7 +140,7 @@ async def test_a_clients_mistake_is_passed_on_and_blames_nobody(status: int, out
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_back_pressure_steers(status: int) -> None:
-    """A busy worker is not blamed; the request goes elsewhere, and so do the next ones for a while. All busy: 503 with Retry-After."""
+    """A busy worker is not blamed; the request goes elsewhere, and so do the next ones for a while. All busy: Retry-After."""
     async with Site("a", "b") as site:
         home = await home_of(site, "u")
         other = "b" if home == "a" else "a"
@@ -159,7 +159,7 @@ async def test_back_pressure_steers(status: int) -> None:
 
 
 async def test_a_worker_that_left_rotation_is_not_blamed() -> None:
-    """vLLM answers 500 behind a green /health after SIGTERM: a request on its way there is tried elsewhere, and nothing is counted."""
+    """vLLM answers 500 behind a green /health after SIGTERM: a request on its way there is tried elsewhere, nothing is counted."""
     async with Site("a", "b") as site:
         home = await home_of(site, "u")
         reached = asyncio.Event()
@@ -225,7 +225,7 @@ async def test_responses_end_with_their_own_kind_of_error() -> None:
 
 
 async def test_an_answer_that_cannot_be_mended_is_cut() -> None:
-    """A large answer with a length that breaks midway: the client sees a broken connection, never a short answer that looks whole."""
+    """A large answer with a length that breaks midway: a broken connection, never a short answer that looks whole."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         assert request.transport
@@ -236,7 +236,7 @@ async def test_an_answer_that_cannot_be_mended_is_cut() -> None:
 
     async with Site("a") as site:
         site.stands["a"].handler = handler
-        with pytest.raises(Exception, match="payload|Connection|reset"):
+        with pytest.raises(Exception, match=r"payload|Connection|reset"):
             async with site.post() as answer:
                 await answer.read()
         await site.free()
@@ -257,7 +257,7 @@ async def test_a_kept_connection_that_died_is_no_failure() -> None:
 
 
 async def test_many_streams_survive_what_can_be_survived() -> None:
-    """A hundred streams while a worker is cut off: none fails that had not begun, the others end in one error event, no slot leaks."""
+    """A hundred streams while a worker is cut off: none fails that had not begun, the others end in one error event."""
     async with Site("a", "b", "c", stall=Duration(1.0), first_byte=Duration(1.0)) as site:
         for stand in site.stands.values():
             stand.events, stand.pause_s = 30, 0.01

@@ -29,7 +29,7 @@ async def test_requests_reach_a_worker_as_they_are(path: str) -> None:
             assert (await answer.json())["id"] == "chatcmpl-a"
         seen, got = site.stands["a"].requests[0]
         assert got == body
-        assert (seen["X-Own"], seen["Authorization"], seen["Content-Type"]) == ("kept", "Bearer mine", headers["Content-Type"])
+        assert {name: seen[name] for name in headers} == headers
         assert seen["Content-Length"] == str(len(body)) and "Transfer-Encoding" not in seen
         await site.free()
 
@@ -38,14 +38,16 @@ async def test_hop_by_hop_headers_end_here() -> None:
     """What belongs to one connection is not passed on, in either direction; a chunked request arrives with a length."""
 
     async def handler(request: web.Request) -> web.Response:
-        return web.json_response({}, headers={"Connection": "keep-alive, X-Hop", "X-Hop": "1", "X-Own": "2", "Keep-Alive": "timeout=9"})
+        headers = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "X-Own": "2", "Keep-Alive": "timeout=9"}
+        return web.json_response({}, headers=headers)
 
     async with Site("a") as site:
         site.stands["a"].handler = handler
         body = b'{"model": "m", "messages": []}'
         raw = await site.raw(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: outside\r\nConnection: close, X-Mine\r\nX-Mine: 1\r\nTE: trailers\r\n"
-            b"Proxy-Authorization: secret\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            b"Proxy-Authorization: secret\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         )
         seen, got = site.stands["a"].requests[0]
         assert got == body and seen["Host"] == f"127.0.0.1:{site.stands['a'].port}"

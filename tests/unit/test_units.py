@@ -21,7 +21,8 @@ from sentinel.config import load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").rglob("*.service"))
-DAEMONS = {"sentinel-agent.service": 25, "sentinel-controller.service": 20}  # exposure allowed, tenths; a unit without settings: 96
+# exposure allowed, tenths; a unit without settings: 96
+DAEMONS = {"sentinel-agent.service": 25, "sentinel-controller.service": 20, "sentinel-gateway.service": 20}
 
 
 def values(unit: str, key: str) -> list[str]:
@@ -70,11 +71,12 @@ def test_daemons_are_watched_and_brought_back(name: str) -> None:
 
 
 def test_agent_may_read_the_kernel_log_and_nothing_more() -> None:
-    """Of root's capabilities the agent keeps one; the controller keeps none."""
+    """Of root's capabilities the agent keeps one; the controller and the gateway keep none."""
     assert values("sentinel-agent.service", "AmbientCapabilities") == ["CAP_SYSLOG"]
     assert values("sentinel-agent.service", "CapabilityBoundingSet") == ["CAP_SYSLOG"]
     assert "/dev/kmsg r" in values("sentinel-agent.service", "DeviceAllow")
-    assert values("sentinel-controller.service", "CapabilityBoundingSet") == [""]
+    for unit in ("sentinel-controller.service", "sentinel-gateway.service"):
+        assert values(unit, "CapabilityBoundingSet") == [""]
 
 
 @pytest.mark.parametrize("name", DAEMONS)
@@ -97,7 +99,7 @@ def example(name: str, folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["agent.toml", "controller.toml"])
+@pytest.mark.parametrize("name", ["agent.toml", "controller.toml", "gateway.toml"])
 def test_examples_pass_the_check(name: str, tmp_path: Path) -> None:
     """`sentinel config check` accepts the examples as they stand, once the files that they name are there."""
     file = example(name, tmp_path)
