@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from sentinel.decide import explain, past
+from sentinel.decide.asking import ask_person
 from sentinel.decide.attribute import Attribution
 from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
@@ -53,7 +52,7 @@ from sentinel.decide.spare import Spare
 from sentinel.decide.systemic import Systemic
 from sentinel.decide.tending import tend
 from sentinel.decide.waiting import Waiting
-from sentinel.model import Component, Drain, Finding, Incident, Kind, Place, Report, Urgency
+from sentinel.model import Component, Finding, Kind, Place, Report
 
 
 class Decider:
@@ -217,7 +216,7 @@ class Decider:
             for node in self.p.workers[name].nodes:
                 self.waiting.take_up(node)
         if ask:
-            self._ask_person(*ask)
+            ask_person(self.p, self.incidents, *ask)
 
     def _tick(self) -> None:
         self.capacity.measure()
@@ -226,7 +225,7 @@ class Decider:
         for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick(), *self.capacity.shortage.tick()):
             self._found(finding)
         for ask in self.drains.tick():
-            self._ask_person(*ask)
+            ask_person(self.p, self.incidents, *ask)
         for alone in self.correlation.tick():
             self._judge(*alone, Change.RAISED)
         self.incidents.page_settled(self.systemic.covers)
@@ -292,20 +291,3 @@ class Decider:
         if rule.page and not rule.page_after and systemic is None and explained is None:
             fault, ask = past.worth(p, finding, rule.fault)
             self.incidents.page(p.incidents[incident.id], rule.page, ask, found=finding, fault=fault, rule=rule)
-
-    def _ask_person(self, drain: Drain, sentence: str) -> None:
-        """sentinel is at its end with this drain: it stays where it is and a person is asked."""
-        incident = self.p.incidents.get(drain.incident)
-        if incident is None or incident.closed_at is not None:
-            incident = Incident(
-                id=self.p.new_id("inc"),
-                key=f"repair-failed/{drain.worker}",
-                fault="repair-failed",
-                culprit=drain.worker,
-                opened_at=self.p.now,
-                summary=sentence,
-                victims=(drain.worker,),
-            )
-            self.p.put_drain(msgspec.structs.replace(self.p.drains[drain.id], incident=incident.id))
-        incident = self.incidents.note(incident, "needs a person", sentence)
-        self.incidents.page(incident, Urgency.ERROR.value, f"repair-failed: {sentence}")

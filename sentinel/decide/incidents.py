@@ -172,9 +172,10 @@ class Incidents:
         """It has turned out to be something else: what waited to be asked about it is asked no more."""
         self._asked.pop(incident.id, None)
 
-    def update(self, incident: Incident, urgency: Urgency) -> None:
-        """Tell the open page, without a new notification, what it has turned out to be about."""
-        self._send(incident, f"update/{self.p.new_id('u')}", urgency, f"{incident.fault}: {incident.summary}", "")
+    def update(self, incident: Incident, urgency: Urgency, ask: str = "") -> None:
+        """Tell the open page, without a new notification, what it has turned out to be about, or what a person must do now."""
+        summary = f"{incident.fault}: {incident.summary}" + (f" ({ask})" if ask else "")
+        self._send(incident, f"update/{self.p.new_id('u')}", urgency, summary, ask)
 
     def acknowledge(self, incident: Incident, by: str) -> Incident:
         if incident.paged != "triggered":

@@ -133,7 +133,9 @@ class TestLadder:
         assert [a for a, _ in repairs(w)] == [Action.RESET_GPU, Action.REBOOT_NODE, Action.POWER_CYCLE]
         assert len([s for i in w.incidents() for s in i.history if s.what == "needs a person"]) == 1
         assert w.state_of("decode-1") is WorkerState.OUT
-        assert [p.event for p in w.pages] == ["trigger"]
+        assert [(p.event, bool(p.details.get("update"))) for p in w.pages] == [("trigger", False), ("trigger", True)]
+        assert w.pages[0].dedup_key == w.pages[1].dedup_key
+        assert "repair-failed: power_cycle" in w.pages[1].summary
 
     def test_each_rung_is_keyed_anew_and_survives_its_leader(self) -> None:
         """A leader that takes over between two rungs goes on with the second, and no key is used twice."""
