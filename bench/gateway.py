@@ -1,11 +1,10 @@
 """What the gateway costs and adds, beside a naive aiohttp proxy in the same run.
 
 The gateway under test runs alone on core 0 (uvloop, API keys, breakers and admission of a gateway alone, routing over four
-workers, metrics); stand-in workers and the load run on core 1. Stand-ins and load are bare protocols, so that they are not what
-is measured. ``bare`` passes bytes from socket to socket and looks at nothing: what this machine makes any Python proxy pay.
-Three things:
+workers, metrics); stand-in workers and the load run on core 1, as bare protocols, so that they are not what is measured. ``bare``
+passes bytes from socket to socket and looks at nothing: what this machine makes any Python proxy pay. Three things:
 
-* short: closed loop on 32 connections, answers of 400 bytes; requests per second of wall time, and per second of the proxy's own CPU
+* short: closed loop on 32 connections, answers of 400 bytes; requests per second of wall time, and of the proxy's own CPU
 * streams: 200 streams of 50 chunks a second; CPU seconds of the proxy per 1,000 chunks
 * first: time to the first chunk while those 200 streams run, less what the worker itself took, through each proxy and directly;
   what is added is the difference of the medians and of the 99th percentiles

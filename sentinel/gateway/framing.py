@@ -17,6 +17,7 @@ HEAD_MAX = 64 * 1024  # bytes; uvicorn and hyper stay far below
 EVENT_MAX = 1 << 20  # bytes of one unfinished SSE event that are held back; past it they go on as they are
 _LINE_MAX = 256  # bytes of a chunk's size line, extensions included
 _TRAILERS_MAX = 8192
+HEX = b"0123456789abcdefABCDEF"
 
 HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -110,12 +111,9 @@ def whole(data: bytes) -> int:
     while at < size:
         eol = data.find(b"\r\n", at, at + 18)
         digits = data[at:eol]
-        if eol < 0 or not digits.isalnum():
+        if eol <= at or digits.translate(None, HEX):  # int() alone would take "0x1f", "+1" and "1_0"
             return NO
-        try:
-            count = int(digits, 16)
-        except ValueError:
-            return NO
+        count = int(digits, 16)
         if count == 0:
             return LAST if data[eol:] == b"\r\n\r\n" else NO
         at = eol + 4 + count

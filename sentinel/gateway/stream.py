@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, YES, Body, Garbled, Head, chunk, whole
+from sentinel.gateway.framing import EVENT_MAX, HEX, LAST, LAST_CHUNK, YES, Body, Garbled, Head, chunk, whole
 
 if TYPE_CHECKING:
     from sentinel.gateway.front import Client
@@ -101,13 +101,20 @@ class Relay:
             gaps.sum += gap
         self._last = now
         if self._fast:
-            kind = whole(data)
-            if kind == YES and (not self._sse or data.endswith(_ENDS)):
-                if self.first_at and self._sse:
+            # One complete chunk of complete events, which nearly every piece is: what ``whole`` would say, without calling it.
+            eol = data.find(b"\r\n")
+            if self._mark and eol > 0 and data.endswith(_ENDS):
+                digits = data[:eol]
+                if not digits.translate(None, HEX) and len(data) == int(digits, 16) + eol + 4:
                     self.events += data.count(self._mark)
                     self._recent = data
-                else:
-                    self._count(data, now)
+                    self._out.write(data)
+                    if self._client.writing_paused:
+                        self._hold()
+                    return
+            kind = whole(data)
+            if kind == YES and (not self._sse or data.endswith(_ENDS)):
+                self._count(data, now)
                 self._out.write(data)
                 if self._client.writing_paused:
                     self._hold()

@@ -55,6 +55,12 @@ def test_a_body_without_a_length_ends_with_its_connection() -> None:
     assert parse_head(b"HTTP/1.1 204 No Content").size == 0
 
 
+@pytest.mark.parametrize("size", [b"0x2", b"+2", b" 2", b"2 ", b"1_0", b"", b"-1", b"\xb2"])
+def test_sizes_that_only_some_readers_understand_are_never_passed_on_as_they_are(size: bytes) -> None:
+    """A chunk's size is hex digits and nothing else, on the fast way."""
+    assert whole(size + b"\r\nab\r\n") == NO
+
+
 payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=6)
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked"
 
