@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker
+from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker, Verify
 from sentinel.model import (
     Action,
     Component,
@@ -17,6 +17,7 @@ from sentinel.model import (
     Finding,
     Fleet,
     GpuPlace,
+    NodePlace,
     Place,
     Response,
     Severity,
@@ -278,9 +279,10 @@ def test_a_quiet_heartbeat_is_one_word_about_a_place() -> None:
 
 def test_who_is_not_configured_is_not_started_because_somebody_else_is_to_blame() -> None:
     """What a switch explains gives its victims back; one that left the configuration stands still until it is there again."""
-    w = World()
+    whole = rack()
+    whole = msgspec.structs.replace(whole, places=tuple(NodePlace(node=n, domain="rack-1") for n in ("t03", "t04", "t05")))
+    w = World(whole)
     w.held = lambda e: isinstance(e, StopWorker)
-    whole = w.fleet
 
     def down(node: str) -> Finding:
         where = msgspec.structs.replace(gpu_component(node, PCIS[0]), part="nvlink5")
@@ -297,7 +299,8 @@ def test_who_is_not_configured_is_not_started_because_somebody_else_is_to_blame(
     w.report(down("t04"), down("t04"))
     w.report(down("t05"), down("t05"))
     w.pass_time(30)
-    assert not [e for e in w.done if isinstance(e, StartWorker) and e.worker == "decode-1"]
+    assert [i.fault for i in w.open_incidents() if not i.victims or i.scope] == ["nvlink-switch"]
+    assert not [e for e in w.done if isinstance(e, (StartWorker, Verify)) and e.worker == "decode-1"]
     w.reload(whole)
     for _ in range(3):
         for node in ("t03", "t04", "t05"):
