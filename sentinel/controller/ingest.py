@@ -94,12 +94,14 @@ class Ingest:
         own: Callable[[str, Component], bool] = lambda node, component: component.node == node,
         watch: Callable[[str], Mapping[State, bool]] = lambda node: {},
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._submit, self._new_id, self._metrics, self._clock = submit, new_id, metrics, clock
         self._learn, self._own, self._watch = learn, own, watch
         self.nodes: dict[str, NodeHeard] = {}
         self._alike: dict[Parts, Parts] = {}  # nodes of one kind have the same parts: kept once
-        self._room, self._room_at = float(SNAPSHOTS_AT_ONCE), time.monotonic()  # snapshots that may be taken now, and as of when
+        self._monotonic = monotonic
+        self._room, self._room_at = float(SNAPSHOTS_AT_ONCE), monotonic()  # snapshots that may be taken now, and as of when
         self._quiet: dict[str, None] = {}  # nodes with a heartbeat that the decider has not been told of
 
     def admitted(self, node: str, body: bytes) -> Report:
@@ -110,7 +112,7 @@ class Ingest:
         return decode(body)
 
     def _has_room(self) -> bool:
-        now = time.monotonic()
+        now = self._monotonic()
         self._room = min(self._room + (now - self._room_at) * SNAPSHOTS_PER_S, float(SNAPSHOTS_AT_ONCE))
         self._room_at = now
         return self._room >= 1
