@@ -105,11 +105,12 @@ class SimFleet:
             still = self.now - self._stirred
             step = 1.0 if still < self.settles[0] else 5.0 if still < self.settles[1] else max(5.0, self._idle())
             due = self._queue[0][0] - self.now if self._queue else step
-            self.world.now += max(1e-3, min(step, due, end - self.now))
+            passed = max(1e-3, min(step, due, end - self.now))
+            self.world.now += passed
             while self._queue and self._queue[0][0] <= self.now:
                 heapq.heappop(self._queue)[2]()
                 self.stir()
-            self._step(step)
+            self._step(passed)
 
     def _idle(self) -> float:
         """How long nothing can come of nothing: no tray has anything to tell, and the decider waits for nothing."""
@@ -120,7 +121,7 @@ class SimFleet:
     def stir(self) -> None:
         self._stirred = self.now
 
-    def _step(self, step: float) -> None:
+    def _step(self, passed: float) -> None:
         trays = list(self.trays.values())
         self.rng.shuffle(trays)
         for tray in trays:
@@ -140,7 +141,7 @@ class SimFleet:
         self.world.handle(Tick(id=self._id(), at=self.now))
         self.world.settle()
         self._observe()
-        self._count_lost(step)
+        self._count_lost(passed)
 
     def _send(self, tray: Tray, *, snapshot: bool) -> None:
         if not tray.talks or tray.node in self.cut:
@@ -200,13 +201,13 @@ class SimFleet:
             if was is None or was.state is not value.state:
                 self.stir()
 
-    def _count_lost(self, step: float) -> None:
+    def _count_lost(self, seconds: float) -> None:
         """What the main pool cannot carry now, whoever carries it instead."""
         if not self.world.decider.p.open_drains():
             return
         standing = self.world.decider.capacity.table.standing("main")
         if standing.whole > 0:
-            self.lost_s += step * (1.0 - min(1.0, standing.carries / standing.whole))
+            self.lost_s += seconds * (1.0 - min(1.0, standing.carries / standing.whole))
 
     def _id(self) -> str:
         self._at += 1
