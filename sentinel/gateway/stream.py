@@ -87,13 +87,13 @@ class Relay:
         if self._body.done:
             self._end(None)
         elif early:
-            self.feed(early)
+            self.data_received(early)
         if self._connection.closed and not self.ended.done():  # between the last byte and now
             self.lost(self._connection.error)
 
     # -- from the worker ----------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         now = monotonic()
         if self.events:
             gap, gaps = now - self._last, self._gaps
@@ -149,6 +149,17 @@ class Relay:
             self._seal(LAST_CHUNK if self._chunked else b"")
             return
         self.fail(Trouble.EARLY if error is None else Trouble.RESET)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        pass  # the transport then closes
+
+    def pause_writing(self) -> None:
+        pass  # the request has been sent
+
+    resume_writing = pause_writing
 
     def _count(self, data: bytes, now: float) -> None:
         if not self._sse:

@@ -33,9 +33,15 @@ class Broken(Exception):
 
 
 class Taker(Protocol):
-    """Whoever takes the rest of an answer."""
+    """Whoever takes the rest of an answer: it becomes the transport's own protocol, so that nothing stands between."""
 
-    def feed(self, data: bytes) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Must call the Connection's."""
+
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
     def lost(self, error: Exception | None) -> None: ...
 
 
@@ -61,9 +67,6 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        if self.taker is not None:
-            self.taker.feed(data)
-            return
         self._early += data
         waiter = self._waiter
         if waiter is None:  # nobody asked
@@ -143,6 +146,8 @@ class Connection(asyncio.Protocol):
         """From now on everything goes to ``taker``; returns what has come already. One that is closed by now says no more."""
         early, self._early = self._early, b""
         self.taker = taker
+        if not self.closed:
+            self.transport.set_protocol(taker)  # type: ignore[arg-type]  # it has what a protocol needs
         return early
 
     def whole(self) -> bytes | None:
@@ -156,6 +161,7 @@ class Connection(asyncio.Protocol):
         """The answer is complete: keep the connection if it may be kept."""
         self.taker = None
         if self.head is not None and self.head.keep and not self.closed and not self._early:
+            self.transport.set_protocol(self)
             self.used = True
             self.idle_since = time.monotonic()
             self.origin.idle.append(self)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,16 @@ from sentinel.store.gateways import Gateways
 from sentinel.tokens import digest
 from tests.conftest import free_port
 from tests.gateway_site import MODEL, Stand
+
+
+def neighbours(count: int) -> int:
+    """The first of ``count`` ports in a row that are free, below those that the kernel gives to connections."""
+    for first in random.sample(range(12000, 30000, 8), 500):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError("no ports are free")
 
 
 class Rig:
@@ -59,9 +72,9 @@ class Rig:
         assert await self.store.decisions.commit(self.epoch, [PublishRoutes(table)])
         return self.version
 
-    async def gateway(self, *, processes: int = 1, port: int = 0, admin: int = 0) -> tuple[subprocess.Popen[bytes], str, str]:
+    async def gateway(self, *, processes: int = 1) -> tuple[subprocess.Popen[bytes], str, str]:
         """Returns the process and its two addresses, once it serves."""
-        port, admin = port or free_port(), admin or free_port()
+        port, admin = free_port(), neighbours(processes)
         file = self.folder / f"gateway-{port}.toml"
         workers = "".join(f'[[workers]]\nname = "{s.name}"\npool = "p"\nurl = "{s.url}"\n' for s in self.stands.values())
         file.write_text(

@@ -145,7 +145,7 @@ def test_a_stream_is_passed_on_whole_events_only(
         end, at = len(wire) if breaks is None else min(breaks, len(wire)), 0
         for cut in [*sorted(c for c in cuts if c < end), end]:
             if wire[at:cut]:
-                relay.feed(wire[at:cut])
+                relay.data_received(wire[at:cut])
             at = cut
             got = _payload(ends.out.written, old)
             assert relay.ended.done() or not got or got.endswith(sep)
