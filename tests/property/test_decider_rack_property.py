@@ -237,7 +237,8 @@ class Rack(World):
         worker = p.workers.get(drain.worker)
         if worker is None:
             return
-        begins = before is None or (before.state in (S.EASED, S.RETURNING) and drain.state not in (S.EASED, S.RETURNING, *ENDED))
+        anew = drain.state in (S.REQUESTED, S.DEROUTED, S.STOPPING)  # OUT: what was to put it back has failed
+        begins = before is None or (before.state in (S.EASED, S.RETURNING) and anew)
         if begins and drain.kind == "drain" and drain.by == "sentinel" and drain.state not in ENDED:
             assert p.policy.mode is Mode.ENFORCE or drain.state is S.OUT, f"{drain} begun in {p.policy.mode}"
             assert not p.held(worker, "in"), f"{worker.name} is drained though it is held in"
