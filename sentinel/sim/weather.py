@@ -235,8 +235,11 @@ class Weather:
         paged = any(i.paged for i in found)
         if fault.ended is None and (age >= ROUND_S or (paged and age >= PERSON_S) or (struck.missed and age >= PERSON_S)):
             self._mend(struck)
-        if fault.ended is None or struck.caught_s is None:
-            f.at(5.0 if age < 120 else 300.0, lambda: None if struck.missed and fault.ended else self._watch(struck))
+        stays = any(i.closed_at is None for i in found)  # mended by itself, and told as if it were not
+        if fault.ended is not None and stays and paged and f.now - fault.ended >= PERSON_S:
+            self._tidy(struck, last=True)
+        elif fault.ended is None or stays or (struck.caught_s is None and not struck.missed):
+            f.at(5.0 if age < 120 else 300.0, lambda: self._watch(struck))
 
     def _mend(self, struck: Struck) -> None:
         f, fault = self.fleet, struck.fault
