@@ -174,7 +174,7 @@ async def whole(a: argparse.Namespace, nodes: int, *, everything: bool) -> dict[
             agents = Fleet(names(nodes), EVERY)
             at = urlsplit(told["url"])
             polls = min(nodes, 9000)  # two connections each; this machine allows 20,000 open files
-            wait = 20.0 * polls / nodes
+            wait = 50.0 * polls / nodes  # as many polls as if all had one
             before, began = await served.ask("spent"), time.monotonic()
             beating = asyncio.create_task(agents.beat())
             await agents.connect("127.0.0.1", at.port or 0, polls=polls, wait=wait)

@@ -45,7 +45,8 @@ def snapshot(node: str, seq: int, at: float) -> Report:
     seen = WorkerSeen(
         worker=f"decode-{node}", engine="vllm", pid=4711, gpus=PCIS, healthy=True, running=12, waiting=0, progress=1e6,
     )  # fmt: skip
-    probes: dict[str, bool | None] = dict.fromkeys(("gpu", "nvlink", "host", "imex", "infiniband", "pcie", "kernel_log", "worker"), True)
+    names = ("gpu", "nvlink", "host", "imex", "infiniband", "pcie", "kernel_log", "worker")
+    probes: dict[str, bool | None] = dict.fromkeys(names, True)
     return Report(
         node=node, session=f"{number:016x}", seq=seq, at=at, snapshot=True, boot_id="0" * 36, version="1.0",
         workers=(seen,), probes=probes, place=place,
@@ -161,23 +162,21 @@ class Poll(asyncio.Protocol):
 
     def __init__(self, node: str, wait: float, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._ask = (
-            f"GET /v1/commands?node={node}&wait={wait:g} HTTP/1.1\r\nHost: c\r\nAuthorization: Bearer token-of-{node}\r\n\r\n"
-        ).encode()
-        self._wait = wait
+        self.node, self._wait = node, wait
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
-        asyncio.get_running_loop().call_later(random.uniform(0, self._wait), self._again)
+        self._again(random.uniform(0.1, 1.0) * self._wait)  # so that they do not all end together
 
     def data_received(self, data: bytes) -> None:
         if data.endswith(b"]"):  # the answer may come in two pieces
             self.fleet.count["poll"] = self.fleet.count.get("poll", 0) + 1
-            self._again()
+            self._again(self._wait)
 
-    def _again(self) -> None:
+    def _again(self, wait: float) -> None:
         if not self.transport.is_closing():
-            self.transport.write(self._ask)
+            head = f"GET /v1/commands?node={self.node}&wait={wait:.1f} HTTP/1.1\r\nHost: c\r\n"
+            self.transport.write(f"{head}Authorization: Bearer token-of-{self.node}\r\n\r\n".encode())
 
 
 class Fleet:

@@ -110,7 +110,7 @@ class Link:
             )
         return ack
 
-    async def commands(self, node: str, wait_s: float = 20.0) -> list[Command]:
+    async def commands(self, node: str, wait_s: float = 50.0) -> list[Command]:
         """Held open by the controller until there is a command or ``wait_s`` passed."""
         params = {"node": node, "wait": f"{wait_s:g}"}
         return await self._call("GET", "/v1/commands", list[Command], params=params, timeout_s=wait_s + self._timeout_s)

@@ -109,6 +109,7 @@ class Controller:
     async def leader_url(self) -> str | None:
         asked, url = self._leader
         if time.monotonic() - asked > LEADER_KNOWN:
+            self._leader = (time.monotonic(), url)  # whoever asks meanwhile gets the old answer: the store is asked once
             try:
                 leader = await self._store.lease.leader()
                 url = leader.url if leader else None
