@@ -147,7 +147,8 @@ class Attribution:
     def _units(self, check: str) -> int:
         """How many of what it is about the fleet has; 0: it is about nodes."""
         domains = sum(1 for _ in self.p.topology.domains())
-        return {blame.SWITCH: domains, blame.PEER: domains, blame.LEAF: len(list(self.p.topology.leaves())) or domains}.get(check, 0)
+        leaves = len(list(self.p.topology.leaves()))
+        return {blame.SWITCH: domains, blame.PEER: domains, blame.LEAF: leaves or domains}.get(check, 0)
 
     # -- undoing ----------------------------------------------------------------------------------------------------
 

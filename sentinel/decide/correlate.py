@@ -145,8 +145,9 @@ class Correlation:
             self._look(APPLICATIONS)  # who tore their channels down may be known now
 
     def _culprits(self, domain: str) -> list[Sign]:
-        own = [s for s in self.signs.field(f"domain:{domain}") if s.sort is Sort.OWN and self.signs.fresh(s)]
-        return [s for s in patterns.own_faults(self.p, own) if s.finding.check != "node.unreachable"]
+        fresh = [s for s in self.signs.field(f"domain:{domain}") if self.signs.fresh(s)]
+        own = [s for s in patterns.own_faults(self.p, fresh) if s.finding.check != "node.unreachable"]
+        return own or patterns.lone_link(fresh)
 
     def _covered(self, sign: Sign) -> bool:
         """Whether an open explanation covers a new sign: then it joins at once, to be confirmed with the others on a tick."""

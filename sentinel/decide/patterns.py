@@ -52,6 +52,7 @@ def of_domain(p: Picture, field: str, signs: Sequence[Sign]) -> list[Blame]:
     found += lost_nodes(p, domain, own, without(others, found))
     left = [s for s in without(others, found) if s.sort in (Sort.PEER, Sort.IMEX) and s.finding.suspect in _ELSEWHERE]
     left += [s for s in signs if s.sort is Sort.LINK and s.place in places]  # a dead GPU's own links
+    own = own or lone_link(without(others, found))
     return within(field, joined([*found, *echoes(p, domain, own, found, left)]))
 
 
@@ -63,6 +64,12 @@ def own_faults(p: Picture, signs: Iterable[Sign]) -> list[Sign]:
         if not p.topology.disputed(s.finding.component):
             first.setdefault(s.place, s)
     return list(first.values())
+
+
+def lone_link(signs: Iterable[Sign]) -> list[Sign]:
+    """Where links of one GPU only are down, too few for a pattern and beside no other fault: what its peers lose, they lose to it."""
+    down = sorted((s for s in signs if s.sort is Sort.LINK), key=lambda s: (s.finding.at, str(s.finding.component)))
+    return down[:1] if len({s.place for s in down}) == 1 else []
 
 
 # -- the IMEX domain --------------------------------------------------------------------------------------------------------

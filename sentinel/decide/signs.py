@@ -189,7 +189,19 @@ class Signs:
         self._all[sign.key] = self._fields.setdefault(field, {})[sign.key] = sign
 
     def fresh(self, sign: Sign) -> bool:
-        return self.p.now - sign.at <= self.p.policy.correlation.window
+        return self.p.now - sign.at <= self.p.policy.correlation.window and not self.mended(sign)
+
+    def mended(self, sign: Sign) -> bool:
+        """Whether what happened has been repaired since and its worker tested, or its incident has ended: kernel lines never say so."""
+        if sign.finding.kind is not Kind.EVENT or sign.at >= self.p.now:
+            return False
+        for worker in self.p.touching(sign.finding.component):
+            drain = self.p.open_drain(worker.name)
+            if drain and drain.verified and drain.since >= sign.at and {sign.place, sign.node} & set(drain.repaired):
+                return True
+        mine = [i for i in self.p.incidents_on(sign.node) if any((f.component, f.check) == sign.key for f in i.findings)]
+        ended = [i for i in mine if i.closed_at is not None and i.closed_at >= sign.at and not i.merged_into]
+        return bool(ended) and all(i.closed_at is not None for i in mine)
 
     def explained(self, sign: Sign) -> Incident | None:
         """The open incident that explains it."""
@@ -198,6 +210,8 @@ class Signs:
 
     def lives(self, sign: Sign) -> bool:
         """Whether it counts in the next look: fresh, or explained by a pattern that is still open."""
+        if self.mended(sign):
+            return False
         incident = self.explained(sign)
         if incident is not None and is_pattern(incident):
             rule = self.p.rules.rule_for(incident.findings[0])

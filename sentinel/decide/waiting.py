@@ -116,8 +116,10 @@ class Waiting:
             elif worker not in self.p.touching(kept.finding.component):
                 if not self.p.may_run(name, kept.finding.component.node):
                     del self._kept[incident_id, name]  # it has moved away
-            elif unheard(self.p, kept.finding) or (kept.why == mode_of(self.p.policy, kept.rule).value and not self.p.open_drain(name)):
+            elif unheard(self.p, kept.finding):
                 continue
+            elif kept.why == mode_of(self.p.policy, kept.rule).value and not self.p.open_drain(name):
+                continue  # said once already
             elif kept.why == "pace":
                 self._overdue(incident, kept, worker)
                 queue.append((_turn(kept), (incident_id, name), Case(incident, kept.rule, kept.finding, worker)))

@@ -208,16 +208,17 @@ HARDWARE = (
     Case(
         name="one-link-that-echoes",
         happens="One NVLink of one GPU goes down, and all seventeen peers lose packets and torn channels for it.",
-        script=(lambda f: x.gpu_links(f, "r1t05", 1, (7,)), lambda f: x.peer_echo(f, [n for n in T if n != "r1t05"])),
+        script=(
+            lambda f: x.gpu_links(f, "r1t05", 1, (7,)), lambda f: x.peer_echo(f, [n for n in T if n != "r1t05"]),
+            lambda f: f.at(40, lambda: x.echo_over(f)),
+        ),
         incidents=(f"gpu-fatal {GPU[1]}",), pages=("error gpu-fatal",), drains=("r1-decode-1 drain done",),
-        awaits="what peers say of a single link is told as a fault of the domain, and paged beside the GPU's (decide/patterns.py)",
     ),
     Case(
         name="many-links-of-one-gpu",
         happens="Four links of one GPU go down: that GPU, and no switch.",
         script=lambda f: x.gpu_links(f, "r1t05", 1), incidents=(f"gpu-nvlink {GPU[1]}",), pages=("error gpu-nvlink",),
         drains=("r1-decode-1 drain done",),
-        awaits="a pattern made of kernel lines (Xid 149) is not over when its GPU was reset and tested (decide/correlate.py)",
     ),
     Case(
         name="flapping-nvlink",
@@ -254,7 +255,6 @@ HARDWARE = (
         script=lambda f: _echo(f, lingers=True), fleet=_five_racks, lasts=140,
         incidents=("gpu-fatal r1t01/gpu@0018:01:00.0", "peer-fault r1"), pages=("error gpu-fatal",),
         drains=("r1-prefill-1 drain done",),
-        awaits="an own fault that was repaired still counts as the culprit while it is fresh (decide/signs.py)",
     ),
     Case(
         name="imex-peer",

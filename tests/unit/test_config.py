@@ -119,7 +119,7 @@ BAD = {
     "agent with a node that is no name": ("[controller]", '[agent]\nnode = "a/b"\n[controller]', ["agent.node", "'a/b'"]),
     "agent of nobody": ("[controller]", '[agent]\ncontrollers = ["c1:9455"]\n[controller]', ["agent.controllers", "'c1:9455'"]),
     "scale-out without a program": ("[controller]", '[controller]\nscale_out = ["{pool}"]', ["controller.scale_out", "a program"]),
-    "scale-out of something else": ("[controller]", '[controller]\nscale_out = ["x", "{node}"]', ["controller.scale_out", "{node}"]),
+    "scale-out of another thing": ("[controller]", '[controller]\nscale_out = ["x", "{node}"]', ["controller.scale_out", "{node}"]),
     "action without words": ("[controller]", "[agent.actions]\nreset_gpu = []\n[controller]", ["agent.actions.reset_gpu"]),
     "not TOML": ("[controller]", "[controller", ["not valid TOML", "line"]),
     "key twice": ('lease = "3s"', 'lease = "3s"\nlease = "4s"', ["not valid TOML"]),
