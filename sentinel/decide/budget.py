@@ -1,8 +1,8 @@
 """How much doubt the fleet can afford: what holds an automatic drain back.
 
 What always holds: a drain that is budgeted never takes a role of a pool below its floor, never more than a share of the role
-or of one NVLink domain at once, never more than the configured number per window; a drain of what is already dead is never
-held back; and what is held back is said in one sentence with what would unblock it.
+at once, no second worker of an NVLink domain past its share, never more than the configured number per window; a drain of what is
+already dead is never held back; and what is held back is said in one sentence with what would unblock it.
 
 The floor is a share of what the pool can carry. A role that has more than the other one can use (the surplus of a pool off its
 prefill:decode ratio) may give that much more, but only where its demand is measured and leaves it idle: a ratio that is
@@ -108,8 +108,8 @@ class Budget:
             doubt |= self.table.doubt[pool.name, role] | self._shadows(pool, role, worker, doubtful=True)
         others = {n: cost for n, cost in doubt.items() if n in peers and n != worker.name}
         out = peers.get(worker.name, 0.0) * (1.0 - keeps) + sum(others.values())
-        if len(peers) < 2 or out <= pool.max_domain_share * total + NEAR:
-            return ""
+        if not others or out <= pool.max_domain_share * total + NEAR:
+            return ""  # the first one of a domain may be larger than the share (a prefill group is): the floor protects then
         back = _names(others)
         return (
             f"NVLink domain {worker.domain} would have {out:g} of {total:g} capacity out on doubt "

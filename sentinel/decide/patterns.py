@@ -67,7 +67,7 @@ def own_faults(p: Picture, signs: Iterable[Sign]) -> list[Sign]:
 
 
 def lone_link(signs: Iterable[Sign]) -> list[Sign]:
-    """Where links of one GPU only are down, too few for a pattern and beside no other fault: what its peers lose, they lose to it."""
+    """Where links of one GPU only are down, too few for a pattern, beside no other fault: what its peers lose, they lose to it."""
     down = sorted((s for s in signs if s.sort is Sort.LINK), key=lambda s: (s.finding.at, str(s.finding.component)))
     return down[:1] if len({s.place for s in down}) == 1 else []
 

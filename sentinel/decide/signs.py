@@ -192,7 +192,7 @@ class Signs:
         return self.p.now - sign.at <= self.p.policy.correlation.window and not self.mended(sign)
 
     def mended(self, sign: Sign) -> bool:
-        """Whether what happened has been repaired since and its worker tested, or its incident has ended: kernel lines never say so."""
+        """Whether what happened has been repaired and its worker tested, or its incident has ended: kernel lines never say so."""
         if sign.finding.kind is not Kind.EVENT or sign.at >= self.p.now:
             return False
         for worker in self.p.touching(sign.finding.component):
