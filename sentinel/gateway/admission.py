@@ -19,13 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sentinel.gateway.guards import Refusal, Slot
 from sentinel.gateway.lanes import Lanes
+from sentinel.gateway.rates import Rates
 from sentinel.gateway.scopes import Lane, Scope, Waiter
 from sentinel.gateway.tenure import Tenure
 from sentinel.settings_gateway import AdmissionSettings, TenantLimits
 from sentinel.store.admission import AdmissionRecords
+from sentinel.store.rates import RateRecords
 
 RETRY_MAX_S = 30.0
 RETRY_UNKNOWN_S = 1.0  # nothing ended here yet, so nobody knows how long it takes
+HOPE = 0.5  # of the time that it would wait, what is expected at most: who is let in line is then hardly ever refused late
 ASK_S = 0.05  # even who does not want to wait waits for one answer of the store, this long at most
 _KINDS = {"pool": "the pool", "worker": "the worker", "tenant": "this tenant"}
 
@@ -40,10 +43,12 @@ class LeaseAdmission:
         tenants: Mapping[str, TenantLimits],
         *,
         owner: str,
+        rates: RateRecords | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """``owner``: this process, never used by another one (a boot id)."""
+        """``owner``: this process, never used by another one (a boot id). ``rates``: for tenants that have one; without it there is
+        no limit on those."""
         self._settings, self._owner, self._clock, self._draw = settings, owner, clock, draw
         self._lanes = Lanes(settings, tenants, lambda limit: self.tenure.share(limit) if self.tenure.away else 0)
         self._held: dict[str, tuple[Lane, int]] = {}
@@ -51,11 +56,15 @@ class LeaseAdmission:
         self._serial = itertools.count(1)
         self._waiting = 0
         self.refused: Counter[str] = Counter()  # by limit
+        self._rates = Rates(rates, tenants, lambda: self.tenure.owners, clock=clock, draw=draw) if rates else None
         self.tenure = Tenure(records, settings, owner, self._lanes.scopes, self._changed, clock=clock)
 
     # -- guards.Admission ---------------------------------------------------------------------------------------------
 
     async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
+        if self._rates is not None and not self._rates.free(tenant) and (over := await self._rates.ask(tenant)):
+            self.refused[over.limit] += 1
+            return over
         lane = self._lanes.known.get((pool, worker, tenant)) or self._lanes.make(pool, worker, tenant)
         now = self._clock()
         if now < self.tenure.until:
@@ -104,6 +113,8 @@ class LeaseAdmission:
         """Other limits from now on; what runs keeps its slots."""
         self._settings = self.tenure.settings = settings
         self._lanes.configure(settings, tenants)
+        if self._rates:
+            self._rates.configure(tenants)
         now = self._clock()
         waiters = [w for scope in self._lanes.scopes.values() for line in scope.queue.values() for w in line]
         for waiter in waiters:
@@ -166,7 +177,7 @@ class LeaseAdmission:
                 return Refusal(limit=scope.kind, why=why, retry_after_s=RETRY_MAX_S)
         known = now < short.short_until or self.tenure.slow(now)
         expected = short.wait(lane.tenant, amount, now) if known else None
-        if self._waiting >= self._settings.queue or (known and (wait_s <= 0 or (expected or 0.0) > wait_s)):
+        if self._waiting >= self._settings.queue or (known and (wait_s <= 0 or (expected or 0.0) > wait_s * HOPE)):
             return self._refusal(short if self._waiting < self._settings.queue else None, expected)
         deadline = now + max(wait_s, ASK_S)
         loop = asyncio.get_running_loop()

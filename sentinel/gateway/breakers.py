@@ -134,6 +134,9 @@ class SharedBreakers:
         now = self._clock()
         return sorted(pool for pool in self._panic if self._in_panic(pool, now))
 
+    def pools(self) -> list[str]:
+        return sorted({copy.pool for copy in self._copies.values()})
+
     async def start(self) -> None:
         parts: dict[str, Coroutine[object, object, None]] = {
             "told": self._watch(), "look": self._poll(), "flush": self._flush(), "renew": self._renew(),

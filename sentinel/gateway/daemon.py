@@ -26,6 +26,7 @@ from sentinel.config import ConfigError, GatewaySettings, Settings, load, read_s
 from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.breakers import SharedBreakers
 from sentinel.gateway.desk import Desk
+from sentinel.gateway.guard_meters import GuardMeters
 from sentinel.gateway.models import configured
 from sentinel.gateway.processes import PROCESS, Child, Processes
 from sentinel.gateway.server import Gateway
@@ -37,6 +38,7 @@ from sentinel.store import Store, StoreError, open_store
 from sentinel.store.admission import AdmissionRecords
 from sentinel.store.breakers import BreakerRecords
 from sentinel.store.gateways import Gateways
+from sentinel.store.rates import RateRecords
 
 log = structlog.get_logger(__name__)
 
@@ -102,12 +104,15 @@ def build(
     """A gateway of this store, not started. Raises ConfigError."""
     boot = secrets.token_hex(8)
     breakers = SharedBreakers(BreakerRecords(store, own.breakers), host=own.name, process=boot)
-    admission = LeaseAdmission(AdmissionRecords(store, float(own.admission.lease)), own.admission, own.tenants, owner=boot)
+    admission = LeaseAdmission(
+        AdmissionRecords(store, float(own.admission.lease)), own.admission, own.tenants, owner=boot, rates=RateRecords(store)
+    )
     key = read_secret(own.worker_key_file, "gateway.worker_key_file") if own.worker_key_file else ""
     desk = Desk(
         own, settings.fleet(), breakers=breakers, admission=admission, frontend=settings.dynamo.frontend, worker_key=key,
         limits=admission.picture,
     )  # fmt: skip
+    desk.meters.registry.register(GuardMeters(admission, breakers))
     xds = Endpoints(own.xds_dir) if own.xds_dir and process == 0 else None
     gateway = Gateway(
         desk,

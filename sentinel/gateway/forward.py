@@ -176,7 +176,7 @@ class Forward:
             limit, why, after = "none", f"no worker of {x.ask.model!r} takes requests just now; try again", 2.0
         pool = next(iter(self._desk.plan.names(x.ask.model)), "")
         self._desk.meters.refused[pool, x.tenant, limit] += 1
-        if limit == "tenant":
+        if limit in ("tenant", "rate"):
             return ApiError(429, why, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=after)
         return ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=after)
 

@@ -61,7 +61,7 @@ class Slot(Base, frozen=True, kw_only=True, omit_defaults=True):
 class Refusal(Base, frozen=True, kw_only=True, omit_defaults=True):
     """Not admitted: which limit, and after how many seconds it is worth asking again."""
 
-    limit: str  # "pool", "worker", "tenant", "queue", "fenced"
+    limit: str  # "pool", "worker", "tenant", "queue", "fenced": 503; "rate": 429
     why: str  # one sentence for the client
     retry_after_s: float
 

@@ -64,6 +64,10 @@ class Tenure:
         """Whether more can not be expected from the store right now."""
         return self.away or (self._asked is not None and now - self._asked > SLOW_S)
 
+    def left(self) -> float:
+        """Seconds for which what is held may still be handed out; below 0: not any more."""
+        return self.until - self._clock()
+
     def share(self, limit: int) -> int:
         """This gateway's static share."""
         return max(1, limit // self.owners) if limit else 0

@@ -68,7 +68,7 @@ class AdmissionRecords:
         keys = [self._owners, self._memory, *(self._limit(need.limit) for need in needs)]
         args = [owner, f"{seq}", "1" if full else "0", self._lease, f"{owners}", f"{TURN_S * 1000:.0f}"]
         args += [f"{number}" for need in needs for number in need[1:]]
-        answer = await self._door.run("admission", keys, args)
+        answer = await self._door.run("admission", keys, args, sure=False)  # a failover makes it settle anew
         if answer[0] == b"lost":
             return None
         if answer[0] != b"ok":

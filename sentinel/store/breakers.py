@@ -25,6 +25,7 @@ from sentinel.store.errors import StoreError
 if TYPE_CHECKING:
     from sentinel.store.client import Store
 
+LISTEN_S = 5.0  # after so long without a push, look whether this is still the server to listen to
 State = Literal["closed", "open", "half_open"]
 Outcome = Literal["fine", "failed", "neutral"]
 
@@ -103,7 +104,7 @@ class BreakerRecords:
     ) -> Standing:
         """Hold it open or closed for ``lasts_s`` seconds whatever is reported; "" takes the pin away."""
         args = [state, f"{lasts_s * 1000:.0f}", by, why]
-        return _standing(await self._ask("pin", worker, pool, self._keys(worker, pool), args))
+        return _standing(await self._ask("pin", worker, pool, self._keys(worker, pool), args, sure=True))
 
     async def listing(self, workers: Mapping[str, str], *, evidence: bool = False) -> list[Standing]:
         """What stands for each of ``workers`` (worker → pool), as of one moment; ``panic_left`` above 0: its pool is in panic."""
@@ -118,17 +119,20 @@ class BreakerRecords:
             try:
                 async with self._door.subscribed(self._channel) as channel:
                     while True:
-                        message = await channel.get_message(timeout=None)
-                        if message is not None:
-                            try:
-                                yield _DECODER.decode(message["data"])
-                            except (msgspec.MsgspecError, UnicodeDecodeError):
-                                continue  # anyone who may publish can push garbage; what counts is what is stored
+                        message = await channel.get_message(timeout=LISTEN_S)
+                        if message is None:
+                            await self._door.still(channel)
+                            continue
+                        try:
+                            yield _DECODER.decode(message["data"])
+                        except (msgspec.MsgspecError, UnicodeDecodeError):
+                            continue  # anyone who may publish can push garbage; what counts is what is stored
             except StoreError:
                 await asyncio.sleep(0.2)
 
-    async def _ask(self, verb: str, worker: str, pool: str, keys: Sequence[str], args: Sequence[str]) -> Any:
-        return await self._door.run("breaker", keys, [verb, worker, pool, *self._policy, *args])
+    async def _ask(self, verb: str, worker: str, pool: str, keys: Sequence[str], args: Sequence[str], *, sure: bool = False) -> Any:
+        """``sure``: must outlive a failover. What was seen is soon seen again, and a lost probe comes back by its lease."""
+        return await self._door.run("breaker", keys, [verb, worker, pool, *self._policy, *args], sure=sure)
 
     def _keys(self, worker: str, pool: str) -> list[str]:
         return [self._channel, self._panic(pool), self._record(worker)]

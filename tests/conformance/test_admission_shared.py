@@ -18,6 +18,7 @@ from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.guards import Refusal, Slot
 from sentinel.settings_gateway import AdmissionSettings, PoolLimits, TenantLimits
 from sentinel.store.admission import AdmissionRecords
+from sentinel.store.rates import RateRecords
 
 LEASE = 1.0
 
@@ -407,3 +408,37 @@ async def test_nothing_is_lost_whatever_happens(store_server: Any) -> None:
         for gateway in f.made:
             assert gateway.held == gateway.waiting == 0
             assert all(x["used"] == x["waiting"] == 0 for x in gateway.picture().values())
+
+
+async def test_a_rate_is_one_for_all_gateways(store_server: Any) -> None:
+    """Requests per minute are counted over all gateways, per tenant; who is over is told so at once, and when to come back."""
+    tenants = {"metered": TenantLimits(rate="40/hour")}
+    gateways = []
+    for n in range(3):
+        store = await store_server.open()
+        gateways.append(
+            LeaseAdmission(
+                AdmissionRecords(store, LEASE), settings(), tenants, owner=f"g{n}", rates=RateRecords(store), draw=lambda: 0.5
+            )
+        )
+        await gateways[-1].start()
+    answers = [await g.admit("p", "w", "metered", 1, 0.1) for g in gateways * 20]
+    assert sum(isinstance(a, Slot) for a in answers) == 40
+    over = refused(answers[-1])
+    assert over.limit == "rate" and "40 requests" in over.why and over.retry_after_s == 135.0
+    assert isinstance(await gateways[0].admit("p", "w", "other", 1, 0.1), Slot)
+    for gateway in gateways:
+        await gateway.stop()
+
+
+async def test_a_rate_without_the_store_is_a_part_of_it(store_server: Any) -> None:
+    """While the store is away a gateway lets its part of a tenant's rate through."""
+    store = await store_server.open(timeout=0.3)
+    tenants = {"metered": TenantLimits(rate="40/hour")}
+    a = LeaseAdmission(AdmissionRecords(store, LEASE), settings(), tenants, owner="g", rates=RateRecords(store))
+    await a.start()
+    store_server.pause()
+    a.tenure.owners = 4
+    assert len([s for s in [await a.admit("p", "w", "metered", 1, 0.1) for _ in range(30)] if isinstance(s, Slot)]) == 10
+    store_server.resume()
+    await a.stop()

@@ -37,7 +37,7 @@ FEW = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_
 class HandClock(Door):
     """The door, but the server's clock in every script is a key that the test sets."""
 
-    async def run(self, script: str, keys: Any, args: Any) -> Any:
+    async def run(self, script: str, keys: Any, args: Any, *, sure: bool = True) -> Any:
         text, _ = _script(script)
         assert text.count(TIME) == 1
         turned = text.replace(TIME, f"redis.call('HMGET', '{self.key('clock')}', 's', 'us')")
