@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import resource
@@ -21,7 +20,6 @@ from typing import Any
 
 import uvloop
 
-from sentinel.agent.heap import settle
 from sentinel.config import ControllerSettings, StoreSettings
 from sentinel.controller.auth import digest
 from sentinel.controller.commands import CommandDesk
@@ -30,6 +28,7 @@ from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy_file import default_policy
 from sentinel.durations import Duration
+from sentinel.heap import seldom
 from sentinel.logs import configure
 from sentinel.model import Drain, Fleet, Pool, Role, Worker, WorkerState, gpu_component
 from sentinel.store import open_store
@@ -119,6 +118,7 @@ def _share(values: list[float], share: float) -> float:
 
 
 async def serve(nodes: int, directory: Path, *, lease: float, profile: bool) -> None:
+    seldom()  # as the daemon does
     tokens = directory / "nodes"
     tokens.write_text("".join(f"{n} {digest(f'token-of-{n}')}\n" for n in names(nodes)), "utf-8")
     store = await open_store(StoreSettings(), directory / "store")
@@ -150,9 +150,6 @@ async def serve(nodes: int, directory: Path, *, lease: float, profile: bool) -> 
             profiler.disable()
             profiler.dump_stats(directory / "profile")
             answer = {}
-        elif verb == "settle":
-            settle()
-            answer = {"gc": gc.get_count()}
         else:
             answer = bench.spent() if verb == "spent" else bench.decided()
         print(json.dumps(answer), flush=True)

@@ -27,6 +27,7 @@ from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy import Policy
 from sentinel.decide.policy_file import PolicyError, default_policy_text, load_policy
+from sentinel.heap import seldom
 from sentinel.paging import build_pager
 from sentinel.serving.adapters import Serving
 from sentinel.store import StoreError, open_store
@@ -40,6 +41,7 @@ async def run(settings: Settings, config_path: Path) -> int:
     if own is None:
         raise ConfigError(f"{config_path}: has no [controller] table; wanted one on a host that runs 'sentinel controller'")
     policy, rules = _policy(own)
+    seldom()
     service, stopping, reloading = Service(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
