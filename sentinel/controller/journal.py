@@ -5,6 +5,7 @@ This module exists so that a decision can be replayed, explained and backtested 
 * A line is written after what it decided became durable and before any of it is carried out.
 * The journal is bounded: the oldest files go first. It is never appended to by a second run, so that a line cut short by a
   crash stays the last of its file, where reading tolerates it.
+* Of a route table it keeps the rows that changed (``decide/brief``).
 * A journal that cannot be written (a full disk) never stops decisions; it is said once, counted, and tried again.
 * Each leadership begins with PolicyLoaded, FleetLoaded and Restored, so that every stretch between two of them replays by itself;
   each later file of it begins with the same three as a checkpoint, for the day when the first one has been given up.
@@ -20,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 import structlog
 
+from sentinel.decide.brief import Brief
 from sentinel.decide.events import AnyEvent, AnyInstruction
 
 log = structlog.get_logger(__name__)
@@ -54,13 +56,14 @@ class Journal:
         self._file: BinaryIO | None = None
         self._size = 0
         self._encoder = msgspec.json.Encoder()
+        self._brief = Brief()
         self._failing = False
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Append a batch. Never raises for the disk's sake: see ``errors``."""
         if not entries:
             return
-        buffer = b"".join(self._encoder.encode(e) + b"\n" for e in entries)
+        buffer = b"".join(self._encoder.encode(self._short(e)) + b"\n" for e in entries)
         try:
             if self._file is None or self._size >= self._share:
                 self._rotate()
@@ -74,6 +77,10 @@ class Journal:
             if not self._failing:
                 log.warning("the journal cannot be written; decisions go on without it", error=str(error))
             self._failing = True
+
+    def _short(self, entry: Entry) -> Entry:
+        instructions = self._brief.of(entry.event, entry.instructions)
+        return msgspec.structs.replace(entry, instructions=instructions) if instructions else entry
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -4,7 +4,8 @@ This module exists so that a change of policy can be tried on what really happen
 holds:
 
 * A stretch is replayed from where a leader took over; what comes before the first take-over is left out and counted.
-* Under its own rules (``prove``) every instruction must come out as it was recorded, to the letter; those that do not are named.
+* Under its own rules (``prove``) every instruction must come out as it was recorded (``brief``), to the letter; those that do not
+  are named.
 * Under other rules (``retry``) the world cannot be asked again. An effect ends as the same one did in the record, with the same
   delay, and one that was never carried out is assumed to succeed after ``ASSUMED_S``. What the record says of a worker
   while sentinel had it stopped is left out where it would not be stopped now. A checkpoint is good enough to begin from.
@@ -21,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from sentinel.decide.brief import Brief
 from sentinel.decide.events import (
     AnyEvent,
     AnyInstruction,
@@ -113,6 +115,7 @@ def prove(lines: Iterable[Recorded], make: Maker, *, most: int = 20) -> Proof:
     """Replay under the rules of its time; the differing ones (at most ``most`` of them) are kept."""
     proof = Proof()
     decider: Decides | None = None
+    brief = Brief()
     latest = 0
     for stretch, whole, line in take_overs(lines):
         if not whole:
@@ -122,7 +125,7 @@ def prove(lines: Iterable[Recorded], make: Maker, *, most: int = 20) -> Proof:
             decider, latest = make(), stretch
             proof.stretches += 1
         proof.events += 1
-        decided = _decided(decider, line.event)
+        decided = brief.of(line.event, _decided(decider, line.event))
         if decided != line.instructions:
             proof.differ += 1
             if len(proof.differing) < most:

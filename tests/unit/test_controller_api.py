@@ -17,6 +17,7 @@ import pytest_asyncio
 from sentinel.controller.api import BODY_MAX
 from sentinel.controller.journal import read_journal
 from sentinel.controller.seat import Controller
+from sentinel.decide.brief import Brief
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Reported
 from sentinel.decide.policy_file import default_policy, default_policy_text
@@ -153,8 +154,8 @@ class TestJournal:
         await until(lambda: site.pager.pages and "decode-1" in site.serving.did("kill"), "effects end")
         await site.controller.stop()
         entries = list(read_journal(site.directory / "journal-c1"))
-        again = Decider(default_policy())
-        assert [list(e.instructions) for e in entries] == [again.handle(e.event) for e in entries]
+        again, brief = Decider(default_policy()), Brief()
+        assert [e.instructions for e in entries] == [brief.of(e.event, again.handle(e.event)) for e in entries]
         assert sum(len(e.instructions) for e in entries) > 10
 
     async def test_a_changed_policy_is_an_event_of_the_same_leadership(self, site: Site) -> None:
@@ -173,8 +174,8 @@ class TestJournal:
         told = [e.event.text for e in entries if isinstance(e.event, PolicyLoaded)]
         assert isinstance(entries[0].event, PolicyLoaded)
         assert told == [default_policy_text(), observe]
-        again = Decider(default_policy())
-        assert [list(e.instructions) for e in entries] == [again.handle(e.event) for e in entries]
+        again, brief = Decider(default_policy()), Brief()
+        assert [e.instructions for e in entries] == [brief.of(e.event, again.handle(e.event)) for e in entries]
 
 
 class TestBadReports:
