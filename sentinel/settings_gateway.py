@@ -20,6 +20,7 @@ Least = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 _RATE = re.compile(r"([1-9]\d{0,9})/(second|minute|hour)", re.ASCII)
+WINDOW_MAX = 300.0  # seconds
 RATE_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 
 
@@ -90,6 +91,8 @@ def guard_problems(
     for key, seconds in least.items():
         if getattr(breakers, key) < seconds:
             yield f"gateway.breakers.{key}: expected at least {seconds * 1000:g}ms, got {getattr(breakers, key) * 1000:g}ms"
+    if breakers.window > WINDOW_MAX:
+        yield f"gateway.breakers.window: expected at most {WINDOW_MAX:g}s, got {breakers.window:g}s: it is kept second by second"
     if breakers.max_open < breakers.base_open:
         yield f"gateway.breakers.max_open: {breakers.max_open:g} s is below base_open; wanted at least its {breakers.base_open:g} s"
     for key, seconds in {"lease": 0.5, "tick": 0.01}.items():

@@ -76,5 +76,29 @@ class Copy:
             self.adopt(record.state, version, ends, self.pin, self.pin_ends)
 
 
+class Panics:
+    """Pools of which so many workers fail that all are tried: as the store marked them, or this gateway alone."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[float, float]] = {}  # pool → when it ends by our clock, when it was marked by the server's
+
+    def mark(self, pool: str, now: float, left: float, at: float) -> bool:
+        """``left``: seconds to go, 0 for none; ``at``: the server's time. An answer from before the mark does not take it away.
+        True: this is news."""
+        ends, marked = self._ends.get(pool, (0.0, 0.0))
+        if left > 0:
+            self._ends[pool] = (now + left, at)
+            return ends <= now
+        if at > marked:
+            self._ends.pop(pool, None)
+        return False
+
+    def on(self, pool: str, now: float) -> bool:
+        return pool in self._ends and now < self._ends[pool][0]
+
+    def all(self, now: float) -> list[str]:
+        return sorted(pool for pool in self._ends if self.on(pool, now))
+
+
 def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)

@@ -4,7 +4,6 @@ This module exists so that an ordinary request costs a look into a dictionary. W
 
 * A closed breaker is answered from memory. The store is asked for a probe only, and not again while it said that there is none.
 * Outcomes are gathered: fine ones are told every ``flush``, a failure at once, one question on its way at a time.
-* What is newer wins: a push and a listing are put in order by the version, which rises with the server's clock.
 * While the store is away the copy goes on from what it knew, by the same rules and thresholds, for this gateway alone
   (``alone``); when the store is back, what it says stands, and what was decided alone is forgotten.
 """
@@ -13,31 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Literal, TypeVar
-
-import structlog
+from collections.abc import Callable, Coroutine
+from typing import Literal
 
 from sentinel.gateway.breaker_copy import Copy, milliseconds
-from sentinel.gateway.guards import Outcome, Permit
+from sentinel.gateway.breaker_view import BreakerView
+from sentinel.gateway.guards import Outcome, Permit, told_if_broken
 from sentinel.store import StoreError
-from sentinel.store.breakers import BreakerRecords, Standing
-
-log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
+from sentinel.store.breakers import BreakerRecords
 
 DRY = 0.1  # seconds, at least, without asking again for a probe after there was none; a push or a poll ends them sooner
-PATIENCE = (
-    0.25  # seconds that a request waits to hear whether it may be a probe; a probe that is given later comes back by its lease
-)
+PATIENCE = 0.25  # seconds that a request waits to hear whether it may be a probe; one that is given later comes back by its lease
 _PROBE_END: dict[Outcome, Literal["fine", "failed", "neutral"]] = {Outcome.FINE: "fine", Outcome.FAILED: "failed"}
 
 
-class SharedBreakers:
+class SharedBreakers(BreakerView):
     """Implements ``guards.Breakers``. ``start`` before use, ``stop`` at the end; ``members`` whenever the route table changes."""
 
     def __init__(
@@ -51,20 +42,14 @@ class SharedBreakers:
     ) -> None:
         """``host``, ``process``: who reports. Hosts must agree before a breaker opens, so the processes of one host share
         its name; ``process`` is never used twice (a boot id)."""
-        self._records, self._policy = records, records.policy
-        self._reporter = f"{host}/{process}"
-        self._clock, self._draw = clock, draw
-        self._copies: dict[str, Copy] = {}
-        self._panic: dict[str, tuple[float, float]] = {}  # pool → when it ends by our clock, and when it was set by the server's
+        super().__init__(records, clock)
+        self._reporter, self._draw = f"{host}/{process}", draw
         self._told: set[str] = set()  # workers with something to tell
         self._sick: set[str] = set()  # … with failures
-        self._probes: dict[str, str] = {}  # probe that we hold → worker
         self._ended: list[tuple[str, str, Outcome]] = []  # worker, probe, how
-        self._serial = itertools.count(1)
-        self._wake, self._look = asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.away = False  # the store does not answer: this gateway decides alone
-        self.trips = self.trips_alone = self.stale = self.questions = 0  # counters for the metrics
+        self.stale = 0  # outcomes of requests from before a breaker changed
 
     # -- guards.Breakers ----------------------------------------------------------------------------------------------
 
@@ -75,7 +60,7 @@ class SharedBreakers:
         now = self._clock()
         if copy.effective(now) == "closed":
             return True
-        return copy.may_probe(now) or (self._in_panic(copy.pool, now) and not copy.pinned(now))
+        return copy.may_probe(now) or (self._panics.on(copy.pool, now) and not copy.pinned(now))
 
     async def permit(self, worker: str) -> Permit | None:
         copy = self._copies.get(worker)
@@ -90,7 +75,7 @@ class SharedBreakers:
             probe = await self._probe(copy)
             if probe is not None:
                 return probe
-        return copy.plain if self._in_panic(copy.pool, now) and not copy.pinned(now) else None
+        return copy.plain if self._panics.on(copy.pool, now) and not copy.pinned(now) else None
 
     def ended(self, permit: Permit, outcome: Outcome) -> None:
         if permit.probe:
@@ -103,6 +88,8 @@ class SharedBreakers:
         copy = self._copies.get(permit.worker)
         if copy is None or permit.version != copy.version:
             self.stale += 1
+        elif copy.state != "closed":
+            return  # sent in panic: only probes speak for it now
         elif outcome is Outcome.FINE:
             copy.fine += 1
             if copy.fine == 1:
@@ -112,36 +99,15 @@ class SharedBreakers:
             self._sick.add(permit.worker)
             self._wake.set()
 
-    # -- what others ask ----------------------------------------------------------------------------------------------
-
-    def members(self, pools: Mapping[str, Iterable[str]]) -> None:
-        """The workers in rotation, by pool: those whose share may be open, and whose breakers are looked after."""
-        wanted = {worker: pool for pool, workers in pools.items() for worker in workers}
-        for worker in self._copies.keys() - wanted.keys():
-            del self._copies[worker]
-        for worker, pool in wanted.items():
-            copy = self._copies.setdefault(worker, Copy(worker, pool))
-            copy.pool = pool
-        self._look.set()  # what stands for the new ones
-
-    def states(self) -> dict[str, str]:
-        """Worker → closed, open or half_open, as this gateway goes by it now; for metrics and the admin port."""
-        now = self._clock()
-        return {worker: copy.effective(now) for worker, copy in self._copies.items()}
-
-    def panics(self) -> list[str]:
-        """Pools of which too many workers fail: all are tried, and a person is wanted."""
-        now = self._clock()
-        return sorted(pool for pool in self._panic if self._in_panic(pool, now))
-
-    def pools(self) -> list[str]:
-        return sorted({copy.pool for copy in self._copies.values()})
+    # -- running ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         parts: dict[str, Coroutine[object, object, None]] = {
             "told": self._watch(), "look": self._poll(), "flush": self._flush(), "renew": self._renew(),
         }  # fmt: skip
         self._tasks = [asyncio.create_task(part, name=f"breakers-{name}") for name, part in parts.items()]
+        for task in self._tasks:
+            task.add_done_callback(told_if_broken)
 
     async def stop(self) -> None:
         """Tell what is left, once, and end."""
@@ -237,7 +203,7 @@ class SharedBreakers:
                 others_out=sum(c.effective(now) != "closed" for c in others), total=len(others) + 1,
             )  # fmt: skip
             if heard == "panic":
-                self._panic[copy.pool] = (now + self._policy.window, 0.0)
+                self._panics.mark(copy.pool, now, self._policy.window, 0.0)
             self.trips_alone += heard == "opened"
             self._follow(copy)
         return None
@@ -257,32 +223,6 @@ class SharedBreakers:
             if c.alone:
                 c.alone.seen(milliseconds(self._clock()), self._reporter, c.alone.version, fine)
 
-    async def _asked(self, question: Coroutine[object, object, T]) -> T:
-        self.questions += 1
-        return await question
-
-    # -- from the store -----------------------------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
-        async for standing in self._records.watch():
-            if not self.away:
-                self._adopt(standing)
-
-    async def _poll(self) -> None:
-        while True:
-            self._look.clear()
-            workers = {copy.worker: copy.pool for copy in self._copies.values()}
-            if workers:
-                try:
-                    listed = await self._asked(self._records.listing(workers))
-                except StoreError as error:
-                    self._lost(error)
-                else:
-                    self._found(listed)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._policy.poll):
-                    await self._look.wait()
-
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._policy.probe_lease / 3)
@@ -296,55 +236,3 @@ class SharedBreakers:
                 elif copy:
                     with contextlib.suppress(StoreError):  # the poll says that the store is away
                         await self._asked(self._records.renew(worker, copy.pool, probes))
-
-    def _found(self, listed: list[Standing]) -> None:
-        """A listing: of one moment, so it also says what is not there any more; where a push overtook it, the push stands."""
-        if self.away:
-            log.info("the store answers again: its breakers stand", decided_alone=self.trips_alone)
-        back, self.away = self.away, False
-        for standing in listed:
-            copy = self._copies.get(standing.worker)
-            if copy is None:
-                continue
-            if back or copy.alone:
-                copy.alone, copy.version = None, -1
-            if copy.version <= standing.now:
-                self._adopt(standing, lost=True)
-            self._mark(standing)
-
-    def _adopt(self, standing: Standing, *, lost: bool = False) -> None:
-        self._mark(standing)
-        copy = self._copies.get(standing.worker)
-        if copy is None or copy.alone or (standing.version < copy.version and not lost):
-            return
-        now = self._clock()
-        if standing.state != copy.state and standing.version != copy.version:
-            self.trips += standing.state == "open"
-            log.info("breaker", worker=copy.worker, pool=copy.pool, was=copy.state, now=standing.state, why=standing.why)
-        copy.adopt(
-            standing.state, standing.version, now + standing.left / 1000 if standing.state == "open" else 0.0,
-            standing.pin, now + standing.pin_left / 1000,
-        )  # fmt: skip
-
-    def _mark(self, standing: Standing) -> None:
-        """Panic as the store sees it; an answer from before the mark was set does not take it away."""
-        now, (ends, set_at) = self._clock(), self._panic.get(standing.pool, (0.0, 0.0))
-        if standing.panic_left > 0:
-            if ends <= now:
-                log.error("too many of a pool's workers fail: all are tried", pool=standing.pool)
-            self._panic[standing.pool] = (now + standing.panic_left / 1000, standing.now)
-        elif not self.away and standing.now > set_at:
-            self._panic.pop(standing.pool, None)
-
-    def _in_panic(self, pool: str, now: float) -> bool:
-        return pool in self._panic and now < self._panic[pool][0]
-
-    def _lost(self, error: StoreError) -> None:
-        if not self.away:
-            self.away = True
-            log.warning("the store is away: breakers go on from what was known, by this gateway alone", error=str(error))
-        for copy in self._copies.values():
-            copy.leave(self._policy, self._clock(), [p for p, worker in self._probes.items() if worker == copy.worker])
-
-    def _follow(self, copy: Copy) -> None:
-        copy.follow(self._clock(), -next(self._serial))

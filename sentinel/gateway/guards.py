@@ -10,10 +10,15 @@ This module exists so that the proxy can be read, tested and measured without a 
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum
 from typing import Protocol
 
+import structlog
+
 from sentinel.model import Base
+
+log = structlog.get_logger(__name__)
 
 
 class Outcome(StrEnum):
@@ -74,3 +79,10 @@ class Admission(Protocol):
     def release(self, slot: Slot) -> None:
         """Give it back; never raises, never waits, twice is harmless."""
         ...
+
+
+def told_if_broken(task: asyncio.Task[None]) -> None:
+    """For the guards' own tasks, which end only by ``stop``: what else ends one is a bug, and said at once. Without its lease a
+    gateway admits nothing; without news of breakers it goes by those it knows."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a part of the guards ended by itself", part=task.get_name(), exc_info=error)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from sentinel.gateway.guards import told_if_broken
 from sentinel.gateway.scopes import Scope
 from sentinel.settings_gateway import AdmissionSettings
 from sentinel.store import StoreError
@@ -76,6 +77,7 @@ class Tenure:
         """Ask once, so that the first request finds a lease or a static share, and go on asking."""
         await self._state(full=True)
         self._task = asyncio.create_task(self._run(), name="tenure")
+        self._task.add_done_callback(told_if_broken)
 
     async def stop(self) -> None:
         """Hand out nothing more, and give everything back."""

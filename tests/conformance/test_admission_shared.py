@@ -20,7 +20,7 @@ from sentinel.settings_gateway import AdmissionSettings, PoolLimits, TenantLimit
 from sentinel.store.admission import AdmissionRecords
 from sentinel.store.rates import RateRecords
 
-LEASE = 1.0
+LEASE = 0.8
 
 
 def settings(block: int = 8, lease: float = LEASE, **limits: int) -> AdmissionSettings:
