@@ -227,7 +227,10 @@ class Ingest:
             heard.asked = False
         if len(heard.sampled) > 2 * COMPONENTS:
             heard.sampled.clear()  # an agent that invents components; costs the others one sample told twice
-        heard.sampled.update({(f.component, f.check): (f.at, f.present) for f in told.findings if f.kind is Kind.STATE})
+        for f in told.findings:
+            if f.kind is Kind.STATE:  # news may be older than what a snapshot has already told
+                state = (f.component, f.check)
+                heard.sampled[state] = max(heard.sampled.get(state, (f.at, f.present)), (f.at, f.present))
         if report.probes:
             heard.probes = report.probes
         if (report.findings or report.workers) and len(heard.parts) < COMPONENTS:

@@ -3,6 +3,8 @@
 Two worlds see the same fleet. One is plain: at each heartbeat its decider is handed every state that the node knows, each
 measurement once. In the other, the agent's ``Told`` makes the report and the controller's ``Ingest`` takes it. Reports get lost,
 answers get lost, the controller is busy, old reports come again, leaders change, agents restart and probes stop measuring.
+Left out: the first answer of a new leader getting lost. The snapshot that it asks for then comes one attempt later, and a state
+that has changed in between was never told as it had been; tests/unit/test_heartbeat.py shows that it is asked for again.
 """
 
 from __future__ import annotations
@@ -73,8 +75,12 @@ class Plain:
 
     def _hand(self, agent: Agent, findings: Sequence[Finding]) -> None:
         new = [f for f in findings if f.kind is Kind.EVENT or self.sampled.get((f.component, f.check)) != (f.at, f.present)]
-        self.sampled |= {(f.component, f.check): (f.at, f.present) for f in new if f.kind is Kind.STATE}
         self.world.report(*new, node=agent.node)
+        conditions = self.world.decider.p.conditions  # what none is kept of was passed over, and no sample
+        for f in new:
+            if conditions.get(f.component, f.check) and f.kind is Kind.STATE:
+                state = (f.component, f.check)
+                self.sampled[state] = max(self.sampled.get(state, (f.at, f.present)), (f.at, f.present))
 
     async def news(self, agent: Agent) -> None:
         if agent.news:
@@ -82,13 +88,13 @@ class Plain:
         agent.news = []
 
     async def beat(self, agent: Agent, fate: str, between: Sequence[tuple[Any, ...]]) -> None:
-        for _ in range(self.peer.asked):  # a report more is one more sign that the node is there
-            self.world.report(node=agent.node)
         if fate in ("arrives", "answer lost"):
             self._hand(agent, agent.known.snapshot(self.world.now))
         for step in between:
             measure(self, agent, *step)
         if fate == "lost":
+            self._hand(agent, agent.known.snapshot(self.world.now))
+        for _ in range(self.peer.asked):  # the peer's leader asked for a snapshot, and got it at once
             self._hand(agent, agent.known.snapshot(self.world.now))
 
     async def late(self, agent: Agent, which: int) -> None:
@@ -182,7 +188,8 @@ def decided(world: World) -> dict[str, Any]:
     """Everything of what was decided that does not name an event."""
     return {
         "incidents": [
-            (i.key, i.severity, i.opened_at, i.closed_at, i.victims, i.paged, len(i.findings), i.merged_into) for i in world.incidents()
+            (i.key, i.severity, i.opened_at, i.closed_at, i.victims, i.paged, len(i.findings), i.merged_into)
+            for i in world.incidents()
         ],
         "drains": [
             (d.worker, d.response, d.state, d.since, d.requested_at, d.attempt)
@@ -217,7 +224,13 @@ async def run(worlds: Sequence[Plain | Beating], steps: Sequence[tuple[Any, ...]
     now: dict[tuple[str, int], bool] = {(n, i): False for n in NODES for i in range(len(WHAT))}
     every = [("all", n) for n in NODES] + [("beat", n, "arrives", ()) for n in NODES]
     flat = (part for s in steps for part in ([("time", 5.0), *every] if s[0] == "round" else [s]))
+    unmet: set[str] = set()  # nodes that have not reported to this leader
     for name, *args in itertools.chain(every, flat):
+        if name == "lead":
+            unmet = set(NODES)
+        elif name == "beat" and args[0] in unmet:
+            args[1] = "lost" if args[1] == "answer lost" else args[1]
+            unmet.discard(args[0] if args[1] != "busy" else "")
         for w in worlds:
             if name == "measure":
                 measure(w, w.agents[args[0]], *args[1])
