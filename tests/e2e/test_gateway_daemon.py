@@ -203,7 +203,8 @@ async def test_processes_share_a_port_and_come_back(rig: Rig) -> None:
             await sdk.chat.completions.create(**ASK)  # type: ignore[call-overload]
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
-    assert not [p for p in await rig.gateways.all() if p.left_s > 0]
+    while [p for p in await rig.gateways.all() if p.left_s > 0]:  # the killed one's ends by itself
+        await asyncio.sleep(0.05)
 
 
 async def test_sigterm_drains(rig: Rig) -> None:

@@ -90,6 +90,7 @@ class Model:
         epoch = await store.lease.acquire(f"c{who}", "http://c", 1000)
         if self.held and self.held[0] != who:
             assert epoch is None
+            self.seen[who] = max(self.seen[who], self.held[1])  # a refusal says under which epoch the other one leads
             return
         assert epoch == max(self.counter, self.seen[who]) + 1
         self.counter = self.seen[who] = self.mine[who] = epoch
