@@ -34,7 +34,8 @@ from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError,
 log = structlog.get_logger(__name__)
 
 ASK_EVERY = 1.0  # seconds without a commit after which an empty one asks whether the store still has what it had
-BATCH = 256  # events: bounds the commit's size and how long the loop is held without a breath
+BATCH = 256  # events: bounds the commit's size
+TURN_S = 0.2  # seconds after which no further event joins a batch: the lease must be renewed, too
 TELL_AGAIN = 10.0  # seconds before the same failure of the decider is logged again
 BACKOFF = (0.02, 0.05, 0.1, 0.25, 0.5)  # seconds between two tries of one commit; the last one repeats
 
@@ -171,9 +172,11 @@ class Core:
             self._later.clear()
 
     async def _turn(self) -> None:
-        batch = self._batch = [(self._queue or self._later).popleft() for _ in range(min(self.backlog, BATCH))]
-        for item in batch:
-            self._handle(item)
+        batch = self._batch = []
+        began = time.perf_counter()
+        while self.backlog and len(batch) < BATCH and time.perf_counter() - began < TURN_S:
+            batch.append((self._queue or self._later).popleft())
+            self._handle(batch[-1])
         changes = changes_of([(i.event, i.instructions) for i in batch if not i.error])
         if changes or time.monotonic() - self._asked > ASK_EVERY:
             await self._commit(changes)
