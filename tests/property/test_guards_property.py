@@ -374,7 +374,8 @@ class Admissions(Machine):
 @pytest.fixture(scope="module", params=["redis", "embedded"])
 def socket(request: pytest.FixtureRequest, program: Callable[[str], Path]) -> Iterator[str]:
     directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
-    binary = program("redis-server") if request.param == "redis" else Path(_binary())
+    wanted = request.param == "redis"
+    binary = program("redis-server") if wanted else Path(_binary())
     argv, where = [str(binary), "--port", "0", "--unixsocket", "s", "--save", ""], str(directory / "s")
     server = subprocess.Popen(argv, cwd=directory, stdout=subprocess.DEVNULL)
     while True:
