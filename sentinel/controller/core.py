@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 ASK_EVERY = 1.0  # seconds without a commit after which an empty one asks whether the store still has what it had
 BATCH = 256  # events: bounds the commit's size
-TURN_S = 0.2  # seconds after which no further event joins a batch: the lease must be renewed, too
+TURN_S = 0.05  # seconds after which no further event joins a batch: the lease must be renewed, too
 TELL_AGAIN = 10.0  # seconds before the same failure of the decider is logged again
 BACKOFF = (0.02, 0.05, 0.1, 0.25, 0.5)  # seconds between two tries of one commit; the last one repeats
 
