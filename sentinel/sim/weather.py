@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from sentinel.model import Action, DrainState
+from sentinel.model import Action, DrainState, Incident
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet
 from sentinel.sim.hands import Fault
@@ -226,9 +226,9 @@ class Weather:
     def _watch(self, struck: Struck) -> None:
         """See whether it is caught, and let a person mend what is left."""
         f, fault = self.fleet, struck.fault
-        found = [i for i in f.incidents.values() if i.opened_at >= fault.at - 1 and named(f, fault, i.culprit)]
+        found = [i for i in f.incidents.values() if _blamed_at(i) >= fault.at - 1 and named(f, fault, i.culprit)]
         if found and struck.caught_s is None:
-            struck.caught_s = min(i.opened_at for i in found) - fault.at
+            struck.caught_s = min(map(_blamed_at, found)) - fault.at
         age = f.now - fault.at
         if struck.caught_s is None and age > MISSED_S:
             struck.missed = True
@@ -262,3 +262,8 @@ class Weather:
             f.world.ask("resolve", incident.id, "mended and well")
             for worker in incident.victims:
                 f.world.ask("undrain", worker, "mended and well")
+
+
+def _blamed_at(incident: Incident) -> float:
+    """Since when it names its culprit: an incident about a domain may be revised when the culprit shows itself."""
+    return max([incident.opened_at, *(step.at for step in incident.history if step.what == "revised")])

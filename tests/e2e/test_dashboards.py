@@ -160,6 +160,7 @@ async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], pr
         rules = re.sub(r"#.*", "", (TOP / "alerts/sentinel.rules.yml").read_text("utf-8"))
         exprs = re.findall(r"expr: (?:\|\n)?((?:.|\n)*?)\n\s+(?:for|labels):", rules)
         used = {name for expr in exprs for name in re.findall(r"sentinel_\w+", expr)}
+        used = {name for name in used if not name.startswith("sentinel_gateway_")}  # no gateway runs in this rack; see test_alerts
         assert used <= live, f"used by an alert and not exported by a running rack: {sorted(used - live)}"
         async with aiohttp.ClientSession() as http:
             async with http.get(seen.url + "/api/v1/rules") as answer:
