@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 LEASE = 1.0
@@ -43,6 +44,8 @@ class Child:
 
 
 Start = Callable[[int], Any]
+
+pytestmark = pytest.mark.long  # real processes that wait for real leases; what the scripts do is in CI with the other guards' tests
 
 
 @pytest_asyncio.fixture
