@@ -189,16 +189,19 @@ async def test_a_child_that_takes_no_question_is_replaced(tray: Tray) -> None:
 @pytest.mark.parametrize("busy", [False, True])
 async def test_a_child_that_is_stopped_is_no_hung_driver(tray: Tray, busy: bool) -> None:
     """SIGSTOP, between calls or in one, is about the monitor: it is told to go on, and no GPU is ever called hung."""
-    driver = tray.driver()
+    driver = tray.driver(2.0)  # long beside what a busy machine may take to put one question
     await warm(driver)
     pid = driver.pid
     assert pid
     if busy:
         tray.state.gpus[1].hang = ("*",)
         tray.save()
+    else:
+        os.kill(pid, signal.SIGSTOP)
     reading = asyncio.create_task(driver.read())
-    await asyncio.sleep(0.1 if busy else 0)
-    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(0.1)
+    if busy:
+        os.kill(pid, signal.SIGSTOP)
     tray.state.gpus[1].hang = ()
     tray.save()
     with pytest.raises(ProbeError, match="stopped by a signal and is told to go on"):
