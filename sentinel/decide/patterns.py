@@ -32,6 +32,7 @@ from sentinel.decide.blame import (
     without,
 )
 from sentinel.decide.cover import links
+from sentinel.decide.incidents import is_pattern
 from sentinel.decide.picture import Picture
 from sentinel.decide.signs import ECHOES, Sign, Sort, domain_of, links_of, rack_of
 from sentinel.model import Action, Component, Severity, Suspect
@@ -117,6 +118,8 @@ def echoes(
     others = [e for e in signs if e.place not in places]
     seen = [e for e in others if e.sort is Sort.PEER]  # IMEX tells of nodes, not of GPUs
     structural = [b for b in found if b.finding.check in (SWITCH, GPU)]
+    if theirs:
+        seen = [e for e in seen if not _told_long_before(p, e, theirs[0])]
     if seen and theirs and (len(theirs) == 1 or not structural):
         yield Blame(theirs[0].finding, tuple(seen), round(1 / len(theirs), 2))
     elif seen and structural:
@@ -129,6 +132,14 @@ def echoes(
         nodes = sorted({e.node for e in others})
         said = f"{count_of(nodes, 'node')} of NVLink domain {domain} ({some(nodes)}) accuse a peer or a switch; no culprit is known"
         yield blamed(p, PEER, Component(node=domain), others, sure=0.3, said=said, suspect=Suspect.PEER)
+
+
+def _told_long_before(p: Picture, sign: Sign, culprit: Sign) -> bool:
+    """Whether it had an open explanation before this fault can have caused it: what is new is not to blame for what is old."""
+    incident = p.incidents.get(sign.incident)
+    if incident is None or incident.closed_at is not None or not is_pattern(incident):
+        return False
+    return incident.opened_at < culprit.at - p.policy.correlation.window
 
 
 # -- rails ------------------------------------------------------------------------------------------------------------------

@@ -553,6 +553,19 @@ class TestEchoes:
         w.pass_time(3)
         assert open_of(w) == [("gpu-off-bus", f"r1t01/gpu@{PCIS[0]}"), ("peer-fault", "r1")]
 
+    def test_what_is_new_is_not_to_blame_for_what_is_old(self) -> None:
+        """A GPU that fails half an hour after its domain's peers complained is its own incident and rings by itself."""
+        w = World(fleet())
+        for n in w.fleet.nodes[2:9]:
+            w.report(w.xid(145, n, 0, **PEER))
+        w.pass_time(1800, step=10)
+        old = one(w)
+        w.report(w.xid(79, "r1t01", action=Action.REBOOT_NODE))
+        w.pass_time(3)
+        new = f"r1t01/gpu@{PCIS[0]}"
+        assert open_of(w) == [("gpu-off-bus", new), ("peer-fault", "r1")]
+        assert notified(w) == {old.key, f"gpu-off-bus/{new}"}
+
     def test_a_dead_gpus_own_links_are_its_own(self) -> None:
         """All links of a GPU that fell off the bus: one incident, gpu-off-bus, whichever came first."""
         for order in (1, -1):
