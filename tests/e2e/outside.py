@@ -22,13 +22,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
 from sentinel.model import Action, Component, Finding, Kind, Report, Routes, Severity, gpu_component
 from sentinel.store import Store
 from sentinel.testing.control import Caller, write_tokens
 from sentinel.testing.decisions import PCIS
 from sentinel.testing.failover import RedisPair, free_ports
+from tests.e2e.played import Played
 
 SENTINEL = Path(sys.executable).parent / "sentinel"
 LEASE_S = 1.0
@@ -84,43 +84,30 @@ class Node:
         return self.answers[command["id"]]
 
 
-class Outside:
+class Outside(Played):
     """The site and its observer."""
 
     def __init__(self, directory: Path, pair: RedisPair, session: aiohttp.ClientSession) -> None:
+        super().__init__()
         self.directory, self.pair, self.session = directory, pair, session
         self.nodes = {f"w{n}": Node(n) for n in range(1, WORKERS + 1)}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.callers: dict[str, Caller] = {}
-        self.pages: list[dict[str, Any]] = []
-        self.page_status = 200
         self.hands_tied = False  # agents fetch no commands for now
         self.tables: list[Routes] = []
         self.broken: list[str] = []
         self.held_in: set[str] = set()
         self._pools: dict[str, str] = {}
-        self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stores: list[Store] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        app = web.Application()
-        app.add_routes(
-            [
-                web.post("/page", self._page), web.get("/{worker}/health", self._health),
-                web.get("/{worker}/metrics", self._metrics), web.get("/{worker}/v1/models", self._models),
-                web.post("/{worker}/v1/completions", self._complete),
-            ]
-        )  # fmt: skip
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await self.serve()
         tokens = write_tokens(self.directory, [n.name for n in self.nodes.values()])
         fleet = "".join(
-            f'[[nodes]]\nname = "{n.name}"\n[[workers]]\nname = "{n.worker}"\npool = "chat"\nurl = "{url}/{n.worker}"\n'
+            f'[[nodes]]\nname = "{n.name}"\n[[workers]]\nname = "{n.worker}"\npool = "chat"\nurl = "{self.url}/{n.worker}"\n'
             f'gpus = ["{n.gpu}"]\n'
             for n in self.nodes.values()
         )
@@ -141,7 +128,7 @@ class Outside:
                 url = "{self.pair.url}"
                 timeout = "400ms"
                 [paging]
-                webhook_url = "{url}/page"
+                webhook_url = "{self.url}/page"
                 [[pools]]
                 name = "chat"
                 floor = {FLOOR}
@@ -170,8 +157,7 @@ class Outside:
                 await self.kill(name)
         for store in self._stores:
             await store.close()
-        if self._runner:
-            await self._runner.cleanup()
+        await self.unserve()
 
     # -- controllers --------------------------------------------------------------------------------------------------
 
@@ -265,11 +251,11 @@ class Outside:
         return [action for action, _ in self.nodes[worker].did]
 
     def dedup_keys(self) -> Counter[str]:
-        return Counter(str(p.get("dedup_key") or p.get("id")) for p in self.pages if p.get("event", "trigger") == "trigger")
+        return Counter(str(p.get("dedup_key") or p.get("id")) for p in self.accepted if p.get("event", "trigger") == "trigger")
 
     def story(self) -> str:
         acted = {n.worker: n.did for n in self.nodes.values() if n.did}
-        return f"acted {acted}; pages {[(p.get('event'), p.get('dedup_key') or p.get('id')) for p in self.pages]}"
+        return f"acted {acted}; pages {[(p.get('event'), p.get('dedup_key') or p.get('id')) for p in self.accepted]}"
 
     def check(self) -> None:
         """What must hold at the end, whatever happened. Raises AssertionError with the story."""
@@ -325,33 +311,9 @@ class Outside:
             self.broken.append(f"table {table.version} takes {doubtful} out on doubt and leaves {active} of {WORKERS}")
         self.broken += [f"table {table.version} takes {w} out, which a person holds in" for w in left if w in self.held_in]
 
-    async def _page(self, request: web.Request) -> web.Response:
-        if self.page_status == 200:
-            self.pages.append(await request.json())
-        return web.Response(status=self.page_status)
-
-    def _at(self, request: web.Request) -> Node:
-        return self.nodes[request.match_info["worker"]]
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self._at(request).alive else 503)
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        node = self._at(request)
-        if not node.alive:
-            return web.Response(status=503)
-        return web.Response(
-            text=f'vllm:num_requests_running{{engine="0",model_name="m"}} {node.running}\n'
-            'vllm:num_requests_waiting{engine="0",model_name="m"} 0\nvllm:generation_tokens_total{engine="0",model_name="m"} 5\n'
-        )
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def _complete(self, request: web.Request) -> web.Response:
-        if not self._at(request).alive:
-            return web.Response(status=503)
-        return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+    def running(self, worker: str) -> int | None:
+        node = self.nodes[worker]
+        return node.running if node.alive else None
 
 
 @contextlib.asynccontextmanager

@@ -23,13 +23,13 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.policy_file import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until, write_tokens
 from sentinel.testing.decisions import PCIS, rack
+from tests.e2e.played import Played
 
 SENTINEL = Path(sys.executable).parent / "sentinel"
 LEASE_S = 1.0
@@ -54,58 +54,15 @@ def fatal(node: str, session: str = "s1", seq: int = 1) -> Any:
     return json.loads(msgspec.json.encode(report))
 
 
-class Receiver:
-    """Takes pages like a webhook receiver; answers ``status``. Also serves as two vLLM workers with ``running`` requests."""
+class Receiver(Played):
+    """The workers a and b, with ``busy`` requests each."""
 
     def __init__(self) -> None:
-        self.status = 200
-        self.accepted: list[dict[str, Any]] = []
-        self.refused = 0
-        self.running = {"a": 0, "b": 0}
-        self.url = ""
-        self._runner: web.AppRunner | None = None
+        super().__init__()
+        self.busy = {"a": 0, "b": 0}
 
-    async def start(self) -> None:
-        app = web.Application()
-        app.add_routes(
-            [
-                web.post("/page", self._page), web.get("/{worker}/health", self._health),
-                web.get("/{worker}/metrics", self._metrics), web.get("/{worker}/v1/models", self._models),
-                web.post("/{worker}/v1/completions", self._complete),
-            ]
-        )  # fmt: skip
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def close(self) -> None:
-        if self._runner:
-            await self._runner.cleanup()
-
-    async def _page(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        if self.status == 200:
-            self.accepted.append(body)
-        else:
-            self.refused += 1
-        return web.Response(status=self.status)
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        running = self.running[request.match_info["worker"]]
-        return web.Response(
-            text=f'vllm:num_requests_running{{engine="0",model_name="m"}} {running}\n'
-            'vllm:num_requests_waiting{engine="0",model_name="m"} 0\nvllm:generation_tokens_total{engine="0",model_name="m"} 5\n'
-        )
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def _complete(self, request: web.Request) -> web.Response:
-        return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+    def running(self, worker: str) -> int | None:
+        return self.busy.get(worker)
 
 
 class Site:
@@ -202,7 +159,7 @@ async def redis(program: Callable[[str], Path]) -> AsyncIterator[RedisServer]:
 @pytest_asyncio.fixture
 async def site(redis: RedisServer, tmp_path: Path) -> AsyncIterator[Site]:
     receiver = Receiver()
-    await receiver.start()
+    await receiver.serve()
     async with aiohttp.ClientSession() as session:
         site = Site(tmp_path, redis, receiver, session)
         try:
@@ -212,7 +169,7 @@ async def site(redis: RedisServer, tmp_path: Path) -> AsyncIterator[Site]:
             yield site
         finally:
             await site.close()
-            await receiver.close()
+            await receiver.unserve()
 
 
 async def standing_by(site: Site, name: str) -> None:
@@ -262,7 +219,7 @@ class TestKilledLeader:
 
     async def test_a_persons_drain_waits_on_under_the_next_leader(self, site: Site) -> None:
         """A drain that waits for requests in flight is neither forgotten nor hurried by a change of leader."""
-        site.receiver.running["a"] = 2
+        site.receiver.busy["a"] = 2
         await standing_by(site, "c2")
         ask = {"verb": "drain", "target": "a", "reason": "swap a cable", "deadline_s": 60}
         status, answer = await site.callers["c1"].post("/v1/ask", ask)
@@ -271,7 +228,7 @@ class TestKilledLeader:
         standby = await site.leads("c2")
         await asyncio.sleep(0.5)
         assert (await site.drains(standby))["a"] in ("requested", "derouted")
-        site.receiver.running["a"] = 0
+        site.receiver.busy["a"] = 0
         await state(site, standby, "a", "out")
         assert (await standby.get(f"/v1/drains/{answer['drains'][0]['id']}"))[1]["by"] == "ada"
 
@@ -309,7 +266,7 @@ class TestKilledLeader:
         """Another policy takes effect by SIGHUP under the same epoch; one that cannot be used is refused and the last one stays."""
         await standing_by(site, "c2")
         leader = site.callers["c1"]
-        site.receiver.running["a"] = 1
+        site.receiver.busy["a"] = 1
         await leader.post("/v1/ask", {"verb": "drain", "target": "a", "reason": "x", "deadline_s": 60})
         before = (await leader.get("/v1/status"))[1]["leader"]["epoch"]
         policy = site.directory / "policy.toml"
@@ -332,7 +289,7 @@ class TestKilledLeader:
         now = await told()
         assert (now["mode"], now["leader"]["epoch"]) == ("observe", before)
         assert "a" in await site.drains(leader)
-        site.receiver.running["a"] = 0
+        site.receiver.busy["a"] = 0
         await state(site, leader, "a", "out")
 
     async def test_a_frozen_leader_wakes_up_harmless(self, site: Site) -> None:
@@ -416,7 +373,7 @@ class TestStarting:
     async def test_systemd_is_told(self, redis: RedisServer, tmp_path: Path) -> None:
         """READY once the port answers, keep-alives while the work makes progress, STOPPING on the way out."""
         receiver = Receiver()
-        await receiver.start()
+        await receiver.serve()
         told: list[str] = []
         path = redis.directory / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -441,7 +398,7 @@ class TestStarting:
                 assert await site.kill("c1", signal.SIGTERM) == 0
                 assert told[0].startswith("READY=1")
                 assert "STOPPING=1" in hear()
-        await receiver.close()
+        await receiver.unserve()
 
     @pytest.mark.parametrize(
         ("old", "new", "says"),
@@ -478,7 +435,7 @@ class TestStarting:
     async def test_it_stands_by_while_the_store_is_away(self, redis: RedisServer, tmp_path: Path) -> None:
         """A controller that starts before its store waits for it, answers that nobody leads, and leads once it is there."""
         receiver = Receiver()
-        await receiver.start()
+        await receiver.serve()
         redis.pause()
         async with aiohttp.ClientSession() as session:
             site = Site(tmp_path, redis, receiver, session)
@@ -491,4 +448,4 @@ class TestStarting:
                 await site.leads("c1")
             finally:
                 await site.close()
-        await receiver.close()
+        await receiver.unserve()

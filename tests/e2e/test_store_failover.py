@@ -68,21 +68,21 @@ async def test_a_leader_killed_between_deciding_and_acting(site: Outside) -> Non
 async def test_a_paused_leader_wakes_up_and_does_nothing(site: Outside) -> None:
     """SIGSTOP of the leader, with a page that it could not deliver and a drain under way, for three leases: the other finishes
     both; awake again it acts on nothing and writes nothing."""
-    site.page_status = 503
+    site.status = 503
     site.dies("w1")
     site.nodes["w2"].running = 2
     site.doubt("w2")
     await site.until(lambda: site.did("w1") and site.state("w2") == "out", "both are under way")
     site.freeze("c1")
     caller = await site.leads("c2")
-    site.page_status = 200
-    await site.until(lambda: site.pages, "the page arrives")
+    site.status = 200
+    await site.until(lambda: site.accepted, "the page arrives")
     await asyncio.sleep(2 * LEASE_S)
     epoch = (await caller.get("/v1/status"))[1]["leader"]["epoch"]
     site.wake("c1")
     await site.role_is("c1", "standby")
     await asyncio.sleep(2 * LEASE_S)
-    assert len(site.pages) == 1
+    assert len(site.accepted) == 1
     site.nodes["w2"].running = 0
     await settled(site)
     assert (await caller.get("/v1/status"))[1]["leader"]["epoch"] == epoch
@@ -115,7 +115,7 @@ async def test_redis_fails_over_in_the_middle_of_a_drain(site: Outside, how: str
     await site.until(lambda: site.did("w3") == ["kill_worker"], "what died meanwhile is evicted")
     site.nodes["w1"].running = site.nodes["w2"].running = 0
     await site.until(lambda: site.state("w1") == "active" and site.state("w2") == "out", "the drains end")
-    await site.until(lambda: site.pages, "a person is paged")
+    await site.until(lambda: site.accepted, "a person is paged")
     await asyncio.sleep(2 * LEASE_S)
     assert site.did("w1") == ["stop_worker", "reset_gpu", "start_worker"]
     assert site.did("w3") == ["kill_worker"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, Record
@@ -14,6 +14,7 @@ from sentinel.decide.policy_file import default_policy
 from sentinel.decide.worth import NEAR, roles_of, survey, worth
 from sentinel.model import Action, Drain, Fleet, Pool, Response, Role, Severity, Worker, gpu_component
 from sentinel.testing.decisions import PCIS, World
+from tests.property.walk import Walk
 
 BURST, RATE = 35.0, 1.0  # sessions: two decoders at once; a prefill group goes when all of it is there
 EVENTS = msgspec.json.Decoder(AnyEvent)
@@ -80,7 +81,7 @@ class Watching(World):
 NAMES = [w.name for w in fleet().workers]
 
 
-class Doubt(RuleBasedStateMachine):
+class Doubt(Walk):
     """Doubts and facts, measured loads, people, passing time and changing leaders, in any order."""
 
     @initialize(
@@ -135,11 +136,6 @@ class Doubt(RuleBasedStateMachine):
     def effects_wait(self, hold: bool) -> None:
         self.world.held = lambda effect: hold
         self.world.settle()
-
-    @rule()
-    def leader_changes(self) -> None:
-        self.world.lead()
-        self.world.pass_time(1)
 
     @invariant()
     def doubt_stays_within_its_share(self) -> None:

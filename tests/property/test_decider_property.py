@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
@@ -15,13 +15,14 @@ from sentinel.decide.policy import Mode
 from sentinel.decide.policy_file import default_policy_text, load_policy
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
+from tests.property.walk import Walk
 
 WORKERS = ["prefill-1", "decode-1", "decode-2", "decode-3", "decode-4", "spill-1", "spill-2"]
 NODES = [f"t{n:02d}" for n in range(1, 9)]
 EVENTS = msgspec.json.Decoder(AnyEvent)
 
 
-class Fleet(RuleBasedStateMachine):
+class Fleet(Walk):
     """Faults, looks, people, failing effects, passing time and changing leaders, in any order."""
 
     @initialize(floor=st.sampled_from([0.0, 0.5, 0.75, 1.0]))
@@ -134,11 +135,6 @@ class Fleet(RuleBasedStateMachine):
         self.world.reload(msgspec.structs.replace(fleet, workers=workers, nodes=nodes))
         self.world.pass_time(1)
 
-    @rule()
-    def leader_changes(self) -> None:
-        self.world.lead()
-        self.world.pass_time(1)
-
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
@@ -230,16 +226,6 @@ class Fleet(RuleBasedStateMachine):
             hold, drain = p.held(worker, "in"), p.open_drain(worker.name)
             if hold and drain and drain.kind == "drain" and drain.by == "sentinel":
                 assert drain.requested_at <= hold.at
-
-    @invariant()
-    def the_store_is_the_picture(self) -> None:
-        """What is durable equals what the leader believes: a take-over at any moment loses nothing."""
-        if not hasattr(self, "world"):
-            return
-        p = self.world.decider.p
-        for kind, mine in (("drain", p.drains), ("incident", p.incidents), ("hold", p.holds)):
-            assert {k: v for (kd, k), v in self.world.store.items() if kd == kind} == mine
-        assert set(self.world.pending) == set(p.outstanding.values())
 
     @invariant()
     def open_drains_are_alive(self) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
 from sentinel.decide.events import (
@@ -59,6 +59,7 @@ from sentinel.model import (
     gpu_component,
 )
 from sentinel.testing.decisions import PCIS, World
+from tests.property.walk import Walk
 
 S = DrainState
 SERVING = (WorkerState.ACTIVE, WorkerState.CORDONED)
@@ -300,7 +301,7 @@ class Rack(World):
         assert not serving, f"{effect.action} of {effect.target} for {drain.worker} hits {serving}"
 
 
-class Everything(RuleBasedStateMachine):
+class Everything(Walk):
     """Faults that last, people, work on racks, rules, failing repairs, other configurations, leaders and time, in any order."""
 
     @initialize(floor=st.sampled_from([0.0, 0.5, 0.5, 0.75]), share=st.sampled_from([1.0, 1.0, 0.4]))
@@ -586,16 +587,6 @@ class Everything(RuleBasedStateMachine):
                 )
 
     # -- what always holds --------------------------------------------------------------------------------------------
-
-    @invariant()
-    def the_store_is_the_picture(self) -> None:
-        """What is durable equals what the leader believes: a take-over at any moment loses nothing."""
-        if not hasattr(self, "world"):
-            return
-        p = self.world.decider.p
-        for kind, mine in (("drain", p.drains), ("incident", p.incidents), ("hold", p.holds)):
-            assert {k: v for (kd, k), v in self.world.store.items() if kd == kind} == mine
-        assert set(self.world.pending) == set(p.outstanding.values())
 
     @invariant()
     def nothing_serves_that_was_taken_out(self) -> None:

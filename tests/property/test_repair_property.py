@@ -7,7 +7,7 @@ import re
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.events import AnyEffect, Forget, Record, Repair, SendPage, StartWorker, StopWorker, Verify
 from sentinel.decide.picture import ENDED, effect_key
@@ -30,6 +30,7 @@ from sentinel.model import (
     gpu_component,
 )
 from sentinel.testing.decisions import PCIS, World
+from tests.property.walk import Walk
 
 NODES = ["t01", "t02", "t03"]
 LADDER = re.sub(r"(\[repair\.\w+\]\nauto = )false", r"\1true", default_policy_text())
@@ -61,7 +62,7 @@ class Booting(World):
         return msgspec.structs.replace(report, boot_id=f"boot-{getattr(self, 'boots', {}).get(report.node, 0)}")
 
 
-class Work(RuleBasedStateMachine):
+class Work(Walk):
     """Faults that want every kind of repair on shared trays, people with windows, failing repairs, changing leaders."""
 
     @initialize()
@@ -126,11 +127,6 @@ class Work(RuleBasedStateMachine):
     @rule(gone=st.sets(st.sampled_from(sorted(WORKERS)), max_size=2))
     def fleet_reloaded(self, gone: set[str]) -> None:
         self.world.reload(msgspec.structs.replace(self.whole, workers=tuple(w for w in self.whole.workers if w.name not in gone)))
-
-    @rule()
-    def leader_changes(self) -> None:
-        self.world.lead()
-        self.world.pass_time(1)
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
