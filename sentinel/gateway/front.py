@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
+from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
-
-if TYPE_CHECKING:
-    from sentinel.gateway.stream import Relay
 
 log = structlog.get_logger(__name__)
 
@@ -49,10 +47,23 @@ KEEP, CLOSE = Sent(True), Sent(False)
 Handler = Callable[[BaseRequest, "Client"], Awaitable[Sent]]
 
 
+class Streaming(Protocol):
+    """What is being streamed to a client, as its connection sees it."""
+
+    def go_on(self) -> None:
+        """The client takes more."""
+
+    def leave(self) -> None:
+        """The client is gone."""
+
+    def fail(self, trouble: Trouble) -> None:
+        """End it with an error that the client's SDK understands."""
+
+
 class Client(RequestHandler):
     """One connection of a client."""
 
-    relay: Relay | None = None  # what is being streamed to it now
+    relay: Streaming | None = None  # what is being streamed to it now
     busy = False  # a request of it is being handled
     begun = False  # part of an answer to the request of now has been written
     request_id = b""

@@ -67,7 +67,7 @@ class Gateway:
         await self._present()
         self._front = Front(Forward(self.desk), keepalive_s=float(self.settings.keepalive))
         self._public = web.ServerRunner(self._front, shutdown_timeout=CUT_S)
-        self._admin = web.AppRunner(admin_application(self), access_log=None, shutdown_timeout=1.0)
+        self._admin = web.AppRunner(admin_application(self.desk, self.id), access_log=None, shutdown_timeout=1.0)
         for runner in (self._public, self._admin):
             await runner.setup()
         try:
