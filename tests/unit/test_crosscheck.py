@@ -268,7 +268,7 @@ def test_another_boot_begins_with_nothing() -> None:
 
 
 def test_a_flood_of_distinct_lines_and_numbers_is_bounded() -> None:
-    """Two thousand kinds, many times what is kept: memory stays within its bounds."""
+    """Two thousand kinds, four times what is kept: memory stays within its bounds."""
     node = Node()
     for n in range(2_000):
         node.log(2000 + n / 1000, (2000.0, xid(31, f"{n:04x}:00:06")))
