@@ -36,7 +36,7 @@ from load.agents import Fleet, event, heartbeat, snapshot, states
 from load.served import fleet, names
 
 from sentinel.controller.journal import read_journal
-from sentinel.decide.events import Heard, Reported, Tick
+from sentinel.decide.state.events import Heard, Reported, Tick
 from sentinel.model import Action, Finding, Report, Severity, Suspect, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

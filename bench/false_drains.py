@@ -15,7 +15,7 @@ import time
 from collections import Counter
 
 from probes.decode import decode_text
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Response
 
 LINES = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000

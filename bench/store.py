@@ -31,7 +31,7 @@ from redis.asyncio import Redis
 
 from sentinel.config import Duration, StoreSettings
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Drain, Response, Role, RouteEntry, RoutePool, Routes, WorkerState
 from sentinel.store import PublishRoutes, Put, Store, StoreError, open_store
 from sentinel.testing.control import running_controller

@@ -26,7 +26,7 @@ from sentinel.controller.commands import CommandDesk
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.durations import Duration
 from sentinel.heap import seldom
 from sentinel.logs import configure

@@ -33,7 +33,7 @@ def check(file: Path) -> None:
 
             chosen(settings.agent)
         if settings.controller and settings.controller.policy:
-            from sentinel.decide.policy_file import PolicyError, load_policy  # noqa: PLC0415
+            from sentinel.decide.rules.policy_file import PolicyError, load_policy  # noqa: PLC0415
 
             try:
                 load_policy(settings.controller.policy.read_text("utf-8"))

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from probes.decode import Decoded, decode_text
 from probes.thresholds import ThresholdsError, load, using
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Finding, Severity
 
 TEXT_BYTES = 128 << 20  # a node's whole kernel log of months; a pipe that never ends must not take all memory

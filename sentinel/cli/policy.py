@@ -6,7 +6,9 @@ Exit status of ``check``: 0 it can be used (warnings may be printed), 1 it canno
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import click
@@ -20,7 +22,7 @@ def policy() -> None:
 @policy.command()
 def show() -> None:
     """Print the shipped policy, with comments and sources; start your own from it."""
-    from sentinel.decide.policy_file import default_policy_text  # noqa: PLC0415  (msgspec is not needed to print a help text
+    from sentinel.decide.rules.policy_file import default_policy_text  # noqa: PLC0415  (msgspec is not needed to print a help text
 
     click.echo(default_policy_text(), nl=False)
 
@@ -29,7 +31,7 @@ def show() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Say whether FILE can be used as a policy; one sentence for each thing that is wrong."""
-    from sentinel.decide.policy_file import examine  # noqa: PLC0415
+    from sentinel.decide.rules.policy_file import examine  # noqa: PLC0415
 
     try:
         text = file.read_text("utf-8")
@@ -57,11 +59,19 @@ def known_checks() -> frozenset[str]:
     """The names of checks that the package itself makes, as they are written in its sources and its catalog of log lines."""
     found: set[str] = set()
     for package in ("probes", "sentinel.decide", "sentinel.agent"):
-        for file in resources.files(package).iterdir():
-            if file.name.endswith(".py"):
-                found |= set(re.findall(r'"([a-z][a-z0-9]*\.[a-z0-9_]+)"', file.read_text("utf-8")))
+        for source in sources(resources.files(package)):
+            found |= set(re.findall(r'"([a-z][a-z0-9]*\.[a-z0-9_]+)"', source))
     kinds = (resources.files("probes") / "catalog" / "serving_kinds.tsv").read_text("utf-8").splitlines()
     return frozenset(found | {f"serving.{line.split(chr(9))[0]}" for line in kinds if line and not line.startswith("#")})
+
+
+def sources(folder: Traversable) -> Iterator[str]:
+    """The text of every module of a package, those of its rooms too."""
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from sources(file)
+        elif file.name.endswith(".py"):
+            yield file.read_text("utf-8")
 
 
 def is_known(name: str, known: frozenset[str]) -> bool:

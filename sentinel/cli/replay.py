@@ -17,9 +17,9 @@ import click
 from sentinel.cli.draw import clean
 from sentinel.controller.journal import Entry, read_journal
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyInstruction, Effect, Forget, Record
-from sentinel.decide.policy_file import PolicyError, default_policy, load_policy
 from sentinel.decide.replay import ASSUMED_S, Deed, Proof, prove, retry
+from sentinel.decide.rules.policy_file import PolicyError, default_policy, load_policy
+from sentinel.decide.state.events import AnyInstruction, Effect, Forget, Record
 
 TOLD = 40  # lines of a comparison, each way
 

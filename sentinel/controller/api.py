@@ -29,7 +29,7 @@ from sentinel.controller.core import Busy, DeciderFailed, SteppedDown
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.status import status_of
 from sentinel.controller.term import Term
-from sentinel.decide.events import Record
+from sentinel.decide.state.events import Record
 from sentinel.model import CommandResult, Drain
 from sentinel.shipped import runbook
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from sentinel.controller.ledger import Ledger
-from sentinel.decide.events import Asked
+from sentinel.decide.state.events import Asked
 from sentinel.durations import LONGEST_H
 from sentinel.model import Component, pci_address
 

@@ -27,7 +27,7 @@ import structlog
 from sentinel.controller.journal import Entry, Journal
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
-from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Effect, Forget, Record, Reported
+from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Done, Effect, Forget, Record, Reported
 from sentinel.model import Component, Routes
 from sentinel.store import Change, Drop, PublishRoutes, Put, Stored, StoreError, WentBack
 

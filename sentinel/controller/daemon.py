@@ -25,8 +25,8 @@ from sentinel.controller.metrics import Metrics
 from sentinel.controller.scaling import ScaleHook
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy import Policy
-from sentinel.decide.policy_file import PolicyError, default_policy_text, load_policy
+from sentinel.decide.rules.policy import Policy
+from sentinel.decide.rules.policy_file import PolicyError, default_policy_text, load_policy
 from sentinel.heap import seldom
 from sentinel.paging import build_pager
 from sentinel.serving.adapters import Serving

@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from sentinel.controller.core import DeciderFailed, SteppedDown
-from sentinel.decide.events import (
+from sentinel.decide.state.events import (
     AnyEffect,
     AnyInstruction,
     AwaitIdle,
@@ -39,8 +39,8 @@ from sentinel.decide.events import (
     StopWorker,
     Verify,
 )
-from sentinel.decide.picture import effect_key
-from sentinel.decide.repair import COMES_BACK_S
+from sentinel.decide.state.picture import effect_key
+from sentinel.decide.ways.repair import COMES_BACK_S
 from sentinel.model import Action, Component, Page, Worker
 from sentinel.paging import PagerError
 from sentinel.serving import Adapter, AdapterError, Hands

@@ -34,7 +34,7 @@ import structlog
 from sentinel.controller.bounds import bounded, decode, is_snapshot
 from sentinel.controller.core import Busy, SteppedDown
 from sentinel.controller.metrics import Metrics
-from sentinel.decide.events import AnyEvent, AnyInstruction, Heard, Reported
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Heard, Reported
 from sentinel.model import Ack, Component, Finding, Kind, Report, gpu_component
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ This module exists so that a decision can be replayed, explained and backtested 
 * A line is written after what it decided became durable and before any of it is carried out.
 * The journal is bounded: the oldest files go first. It is never appended to by a second run, so that a line cut short by a
   crash stays the last of its file, where reading tolerates it.
-* Of a route table it keeps the rows that changed (``decide/brief``).
+* Of a route table it keeps the rows that changed (``decide/state/brief``).
 * A journal that cannot be written (a full disk) never stops decisions; it is said once, counted, and tried again.
 * Each leadership begins with PolicyLoaded, FleetLoaded and Restored, so that every stretch between two of them replays by itself;
   each later file of it begins with the same three as a checkpoint, for the day when the first one has been given up.
@@ -21,8 +21,8 @@ from typing import BinaryIO
 import msgspec
 import structlog
 
-from sentinel.decide.brief import Brief
-from sentinel.decide.events import AnyEvent, AnyInstruction
+from sentinel.decide.state.brief import Brief
+from sentinel.decide.state.events import AnyEvent, AnyInstruction
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
+from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
 from sentinel.model import Component, Drain, DrainState, Fleet, Hold, Incident, Routes, Worker, WorkerState
 from sentinel.store import Change, Drop, PublishRoutes, Put, Stored
 from sentinel.store.decisions import Table

@@ -16,8 +16,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sentinel.controller.ledger import Ledger
-from sentinel.decide.events import AwaitIdle, Deroute, Look, Repair, Reroute, SendPage, StartWorker, StopWorker, Verify
-from sentinel.decide.policy import Mode
+from sentinel.decide.rules.policy import Mode
+from sentinel.decide.state.events import AwaitIdle, Deroute, Look, Repair, Reroute, SendPage, StartWorker, StopWorker, Verify
 from sentinel.model import DrainState, Response, WorkerState
 
 REPORT_OUTCOMES = (

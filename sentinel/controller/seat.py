@@ -32,8 +32,8 @@ from sentinel.controller.leader import Leader, Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Gauges, Metrics
 from sentinel.controller.term import Serves, Term
-from sentinel.decide.policy import Mode
-from sentinel.decide.policy_file import default_policy_text, load_policy
+from sentinel.decide.rules.policy import Mode
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
 from sentinel.model import Fleet
 from sentinel.store import Store, StoreError
 

@@ -25,7 +25,7 @@ from sentinel.controller.leader import Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.watch import Watch
-from sentinel.decide.events import AnyEvent, AnyInstruction, FleetLoaded, PolicyLoaded, Restored, Tick
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, FleetLoaded, PolicyLoaded, Restored, Tick
 from sentinel.model import Component, Fleet, Report, Worker, WorkerSeen
 from sentinel.serving import Adapter
 from sentinel.store import Stored, StoreError

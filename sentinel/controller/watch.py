@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sentinel.controller.core import DeciderFailed, SteppedDown
-from sentinel.decide.events import AnyInstruction, Watched
+from sentinel.decide.state.events import AnyInstruction, Watched
 from sentinel.model import Worker
 from sentinel.serving import Adapter, AdapterError
 from sentinel.store import StoreError

@@ -1,8 +1,9 @@
 """The decider: what to do about what was found, as a pure function of events.
 
-Read it in this order: ``events`` (what goes in and out), ``policy`` and policy.toml (the rules), ``picture`` (what is
-known), ``conditions`` → ``incidents`` → ``drain`` along ``moves`` (how a finding becomes an action), ``repair`` (what mends
-it), ``past`` (what repeats), ``budget``, ``systemic``, ``silence``, ``waiting`` and ``capacity`` (what holds an action back or
-makes up for it), ``people`` (who has the last word), ``decider`` (the order in which all that happens).
-No module here does I/O or reads a clock; import-linter checks it.
+Each room knows those named before it and none after it: ``rules`` (the policy, policy.toml) and ``rack`` (where everything
+stands); ``state`` (``events`` in, the ``picture``, what is ``written``); ``faults`` (how findings become one incident with
+its culprit); ``supply`` (what there is to serve with, and how much doubt that affords); ``ways`` (a worker's way out of
+service and back). Above the rooms stands what needs all of them: ``correlate`` and ``attribute`` (a culprit known late),
+``capacity`` (where new sessions go), ``tending``, ``reload``, ``replay``, ``explain``, and ``decider``: the order in which
+all is asked. No module here does I/O or reads a clock; import-linter checks both the order and that.
 """

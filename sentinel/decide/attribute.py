@@ -15,16 +15,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from sentinel.decide import blame
-from sentinel.decide.blame import Blame
-from sentinel.decide.drain import Drains
-from sentinel.decide.incidents import culprit_of, is_pattern
-from sentinel.decide.picture import ENDED
-from sentinel.decide.policy import Rule
-from sentinel.decide.revise import merge, revise
-from sentinel.decide.signs import Key, Signs
-from sentinel.decide.systemic import Systemic, systemic_check
-from sentinel.decide.waiting import Waiting
+from sentinel.decide.faults import blame
+from sentinel.decide.faults.blame import Blame
+from sentinel.decide.faults.incidents import culprit_of, is_pattern
+from sentinel.decide.faults.revise import merge, revise
+from sentinel.decide.faults.signs import Key, Signs
+from sentinel.decide.faults.systemic import Systemic, systemic_check
+from sentinel.decide.rules.policy import Rule
+from sentinel.decide.state.picture import ENDED
+from sentinel.decide.ways.drain import Drains
+from sentinel.decide.ways.waiting import Waiting
 from sentinel.model import Action, DrainState, Finding, Incident, Response, Worker
 
 _SCOPE_MOST = 256  # names kept in an incident; its summary tells how many there are

@@ -12,12 +12,12 @@ What always holds:
 
 from __future__ import annotations
 
-from sentinel.decide.drain import Drains
-from sentinel.decide.picture import Picture
-from sentinel.decide.shortage import Shortage
-from sentinel.decide.standby import Standbys
-from sentinel.decide.table import Table
-from sentinel.decide.worth import IN_SERVICE, NEAR, roles_of
+from sentinel.decide.state.picture import Picture
+from sentinel.decide.supply.shortage import Shortage
+from sentinel.decide.supply.table import Table
+from sentinel.decide.supply.worth import IN_SERVICE, NEAR, roles_of
+from sentinel.decide.ways.drain import Drains
+from sentinel.decide.ways.standby import Standbys
 from sentinel.model import Pool, Role, RouteEntry, RoutePool, Routes, Worker
 
 

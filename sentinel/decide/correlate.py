@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sentinel.decide import blame, patterns
 from sentinel.decide.attribute import Attribution
-from sentinel.decide.conditions import Change
-from sentinel.decide.incidents import culprit_of, is_pattern
-from sentinel.decide.policy import Rule
-from sentinel.decide.signs import APPLICATIONS, Sign, Signs, Sort, domain_of, field_of, links_of, sort_of
+from sentinel.decide.faults import blame, patterns
+from sentinel.decide.faults.incidents import culprit_of, is_pattern
+from sentinel.decide.faults.signs import APPLICATIONS, Sign, Signs, Sort, domain_of, field_of, links_of, sort_of
+from sentinel.decide.rules.policy import Rule
+from sentinel.decide.state.conditions import Change
 from sentinel.model import Finding, Incident, Kind
 
 _LOOK_AGAIN = 10.0  # seconds between looks at an explanation about which nothing new was heard

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sentinel.decide import explain, past
-from sentinel.decide.asking import ask_person
+from sentinel.decide import explain
 from sentinel.decide.attribute import Attribution
-from sentinel.decide.budget import Budget
 from sentinel.decide.capacity import Capacity
-from sentinel.decide.conditions import Change
 from sentinel.decide.correlate import Correlation
-from sentinel.decide.drain import Drains
-from sentinel.decide.ease import Ease
-from sentinel.decide.events import (
+from sentinel.decide.faults.incidents import Incidents
+from sentinel.decide.faults.kin import Kin
+from sentinel.decide.faults.signs import Signs
+from sentinel.decide.faults.silence import Silence
+from sentinel.decide.faults.systemic import Systemic
+from sentinel.decide.reload import take_policy
+from sentinel.decide.rules.policy import Policy, Rule
+from sentinel.decide.state import past
+from sentinel.decide.state.conditions import Change
+from sentinel.decide.state.events import (
     AnyEvent,
     AnyInstruction,
     Asked,
@@ -33,25 +37,22 @@ from sentinel.decide.events import (
     Tick,
     Watched,
 )
-from sentinel.decide.guard import Modes
-from sentinel.decide.incidents import Incidents
-from sentinel.decide.kin import Kin
-from sentinel.decide.leaving import Leaving
-from sentinel.decide.maintenance import Maintenance
-from sentinel.decide.old import Old
-from sentinel.decide.past import Past
-from sentinel.decide.people import People
-from sentinel.decide.picture import ENDED, NodeView, Picture
-from sentinel.decide.planned import not_expected_up
-from sentinel.decide.policy import Policy, Rule
-from sentinel.decide.reload import take_policy
-from sentinel.decide.respond import Responses
-from sentinel.decide.signs import Signs
-from sentinel.decide.silence import Silence
-from sentinel.decide.spare import Spare
-from sentinel.decide.systemic import Systemic
+from sentinel.decide.state.old import Old
+from sentinel.decide.state.past import Past
+from sentinel.decide.state.picture import ENDED, NodeView, Picture
+from sentinel.decide.state.planned import not_expected_up
+from sentinel.decide.supply.budget import Budget
+from sentinel.decide.supply.spare import Spare
 from sentinel.decide.tending import tend
-from sentinel.decide.waiting import Waiting
+from sentinel.decide.ways.asking import ask_person
+from sentinel.decide.ways.drain import Drains
+from sentinel.decide.ways.ease import Ease
+from sentinel.decide.ways.guard import Modes
+from sentinel.decide.ways.leaving import Leaving
+from sentinel.decide.ways.maintenance import Maintenance
+from sentinel.decide.ways.people import People
+from sentinel.decide.ways.respond import Responses
+from sentinel.decide.ways.waiting import Waiting
 from sentinel.model import Component, Finding, Kind, Place, Report
 
 

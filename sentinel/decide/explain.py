@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from sentinel.decide import planned
-from sentinel.decide.picture import Picture
-from sentinel.decide.placed import placed
-from sentinel.decide.worth import Standing, given_to, survey, worth
+from sentinel.decide.rack.placed import placed
+from sentinel.decide.state import planned
+from sentinel.decide.state.picture import Picture
+from sentinel.decide.supply.worth import Standing, given_to, survey, worth
 from sentinel.model import Incident, Role, Step, Worker, WorkerState
 
 _LATELY_S = 60.0  # what the mode forbids is tried again on every tick

@@ -10,14 +10,14 @@ This module exists so that a changed policy costs nobody a leadership. What alwa
 
 from __future__ import annotations
 
-from sentinel.decide.incidents import Incidents, by_place
-from sentinel.decide.mode import mode_of
-from sentinel.decide.moves import GENTLE
-from sentinel.decide.picture import ENDED, Picture
-from sentinel.decide.policy import Mode, Policy, Rule
-from sentinel.decide.policy_file import PolicyError, load_policy
-from sentinel.decide.systemic import Systemic, systemic_check
-from sentinel.decide.waiting import Waiting
+from sentinel.decide.faults.incidents import Incidents, by_place
+from sentinel.decide.faults.systemic import Systemic, systemic_check
+from sentinel.decide.rules.policy import Mode, Policy, Rule
+from sentinel.decide.rules.policy_file import PolicyError, load_policy
+from sentinel.decide.state.mode import mode_of
+from sentinel.decide.state.moves import GENTLE
+from sentinel.decide.state.picture import ENDED, Picture
+from sentinel.decide.ways.waiting import Waiting
 from sentinel.model import Response
 
 

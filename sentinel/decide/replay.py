@@ -22,8 +22,8 @@ from typing import Protocol
 
 import msgspec
 
-from sentinel.decide.brief import Brief
-from sentinel.decide.events import (
+from sentinel.decide.state.brief import Brief
+from sentinel.decide.state.events import (
     AnyEvent,
     AnyInstruction,
     Done,
@@ -38,7 +38,7 @@ from sentinel.decide.events import (
     SendPage,
     Watched,
 )
-from sentinel.decide.picture import ENDED
+from sentinel.decide.state.picture import ENDED
 from sentinel.model import Drain, Incident
 
 _APART = 1_000_000  # epochs

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sentinel.decide import past
-from sentinel.decide.incidents import Incidents, by_place
-from sentinel.decide.picture import Picture
-from sentinel.decide.systemic import Systemic, systemic_check
-from sentinel.decide.waiting import Waiting
+from sentinel.decide.faults.incidents import Incidents, by_place
+from sentinel.decide.faults.systemic import Systemic, systemic_check
+from sentinel.decide.state import past
+from sentinel.decide.state.picture import Picture
+from sentinel.decide.ways.waiting import Waiting
 from sentinel.model import Incident
 
 

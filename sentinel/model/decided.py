@@ -60,7 +60,7 @@ class Incident(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
 
 class DrainState(StrEnum):
-    """Where a worker's way out and back stands; the table of moves is in sentinel.decide.moves."""
+    """Where a worker's way out and back stands; the table of moves is in sentinel.decide.state.moves."""
 
     REQUESTED = "requested"  # decided and durable; not yet carried out
     EASED = "eased"  # steered or cordoned: less or no new traffic, still serving

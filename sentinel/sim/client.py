@@ -1,12 +1,14 @@
-"""Steady streaming traffic against the simulated rack, and an honest account of every request.
+"""Steady streaming traffic through the gateways, and an honest account of every request.
 
-This module exists so that a drain or an eviction is judged by what clients saw. What always holds:
+This module exists so that whatever happens behind the gateways is judged by what clients saw. What always holds:
 
-* A turn goes to a prefill worker first (one token), then streams from a decoder, as in disaggregated serving.
-* A request is tried on at most one other worker, and only before its first token: after that a broken stream has failed.
-* Every request ends as exactly one of ok and failed, and its record names every worker that it touched and why it failed.
-  Requests that the demo itself cuts off at its end count as neither.
-* A worker is chosen only from the newest route table.
+* A client knows nothing but the gateways' addresses. Each request begins at the next of them, as behind a load balancer that goes
+  round, and is sent to another when the connection fails before a byte of an answer (openai-python does that by itself, too).
+  Whatever a gateway answers is the answer: what it can save by a second try is its own business.
+* Every request ends as exactly one of ok, refused (503 or 429 before anything was done) and failed, and its record says how.
+  Requests that the demo itself cuts off at its end count as none of these.
+* A stream that had begun and broke is blamed on the worker where the gateway tells of it, and on the gateway where the connection
+  itself broke. Which worker streams is read from the answer's id, where the simulated engines write their name.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
-from sentinel.model import Role, RouteEntry
-
-Pick = Callable[[Role, str, frozenset[str]], RouteEntry | None]
-"""(role, session, workers to leave out) → where the next request goes; None: nowhere."""
+OPENING = 400  # tokens of a session's first message
+REPLY = 60  # tokens of what its user says next
+REFUSALS = (429, 503)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Load:
     turns: int = 3
     tokens: tuple[int, int] = (40, 120)
     pause_s: tuple[float, float] = (0.05, 0.2)
-    first_token_s: float = 20.0  # no first token for this long: tried elsewhere, or failed
+    first_token_s: float = 20.0  # no first token for this long: failed
     stall_s: float = 20.0  # no further token for this long: failed
     seed: int = 7
 
@@ -48,38 +50,51 @@ class Record:
     id: int
     session: str
     at: float
-    prefill: list[str] = field(default_factory=list)  # workers tried, in order
-    decode: list[str] = field(default_factory=list)
+    gateways: list[str] = field(default_factory=list)  # tried, in order
+    worker: str = ""  # that streams, from its first token on
     first_token_at: float | None = None
     ended_at: float | None = None
     tokens: int = 0
-    retried: bool = False
     failed: str = ""  # why
-    failed_on: str = ""  # the worker it failed on
+    failed_on: str = ""  # the worker or the gateway it failed on
+    refused: str = ""  # why it was not let in
+    retry_after_s: float = 0.0  # with a refusal; 0: it named no time
     cut: bool = False  # the demo ended first
 
     @property
     def ok(self) -> bool:
-        return self.ended_at is not None and not self.failed and not self.cut
+        return self.ended_at is not None and not self.failed and not self.refused and not self.cut
+
+    @property
+    def retried(self) -> bool:
+        return len(self.gateways) > 1
+
+    @property
+    def took_s(self) -> float:
+        return (self.ended_at or time.time()) - self.at
+
+
+class _Unanswered(Exception):
+    """The connection failed before anything of an answer came: another gateway may be asked."""
 
 
 class _Broken(Exception):
-    """An attempt did not work out; ``worker`` is where. The text says how."""
+    """The request has failed; ``on`` is where. The text says how."""
 
-    def __init__(self, worker: str, how: str) -> None:
-        super().__init__(f"{worker}: {how}")
-        self.worker = worker
-        self.how = how
+    def __init__(self, on: str, how: str) -> None:
+        super().__init__(f"{on}: {how}")
+        self.on = on
 
 
 class Traffic:
-    """``start`` it, let it flow, ``stop`` it; ``records`` is the account."""
+    """``start`` it, let it flow, ``stop`` it; ``records`` is the account. ``gateways``: name → base URL."""
 
-    def __init__(self, pick: Pick, load: Load, *, model: str, on_first_token: Callable[[Record], None] = lambda _: None) -> None:
+    def __init__(
+        self, gateways: Mapping[str, str], load: Load, *, model: str, on_first_token: Callable[[Record], None] = lambda _: None
+    ) -> None:
         self.records: list[Record] = []
-        self.in_flight: Counter[str] = Counter()  # worker → requests that it has from us
-        self.homes: dict[str, str] = {}  # session → the decoder that holds its KV cache
-        self._pick = pick
+        self.tokens = 0  # of all streams, as they came
+        self._gateways = dict(gateways)
         self._load = load
         self._model = model
         self._on_first_token = on_first_token
@@ -93,24 +108,40 @@ class Traffic:
         return [r for r in self.records if r.ended_at is not None and not r.cut]
 
     def counts(self) -> dict[str, int]:
-        """``sent`` = ok + failed + flowing; ``retried``: requests, however they ended."""
+        """``sent`` = ok + refused + failed + flowing; ``retried``: sent to a second gateway, however they ended."""
         counted = [r for r in self.records if not r.cut]
         return {
             "sent": len(counted),
             "ok": sum(r.ok for r in counted),
+            "refused": sum(bool(r.refused) for r in counted),
             "failed": sum(bool(r.failed) for r in counted),
             "retried": sum(r.retried for r in counted),
             "flowing": sum(r.ended_at is None for r in counted),
         }
 
-    def flowing(self, worker: str) -> int:
-        """Streams that this worker is in the middle of, as the client sees it."""
-        return sum(r.ended_at is None and r.tokens > 0 and r.decode[-1:] == [worker] for r in self.records)
+    def first_tokens(self) -> list[float]:
+        """Seconds from sending to the first token here, of every request that got one, shortest first."""
+        return sorted(r.first_token_at - r.at for r in self.records if r.first_token_at is not None)
+
+    def flowing(self, name: str) -> int:
+        """Streams that this worker, or this gateway, is in the middle of, as the client sees it."""
+        return sum(r.ended_at is None and r.tokens > 0 and name in (r.worker, r.gateways[-1]) for r in self.records)
 
     async def start(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         self._tasks = [asyncio.create_task(self._slot(n), name=f"traffic {n}") for n in range(self._load.sessions)]
+
+    async def flood(self, per_s: float, seconds: float) -> None:
+        """Besides, let new sessions come at an even pace for so long, one request each, whatever becomes of them."""
+        dice = random.Random(f"{self._load.seed} {len(self._tasks)}")
+        began = time.monotonic()
+        for number in range(round(per_s * seconds)):
+            await self._pause(began + number / per_s - time.monotonic())
+            if self._ending.is_set():
+                return
+            turn = self._turn(f"f{len(self._tasks)}", _opening(), dice.randint(*self._load.tokens))
+            self._tasks.append(asyncio.create_task(turn, name="flood"))
 
     async def stop(self, patience_s: float = 6.0) -> None:
         """Begin nothing new, let streams end for ``patience_s`` seconds, cut off the rest."""
@@ -128,110 +159,113 @@ class Traffic:
         dice = random.Random(self._load.seed * 1000 + number)
         await self._pause(dice.uniform(0, 0.5))
         for generation in itertools.count(1):
-            session = f"s{number:02}.{generation}"
-            prompt = 400
+            said = _opening()
             # The first sessions are met in their midst: steady traffic has ends and beginnings at every moment.
             turns = self._load.turns if generation > 1 else dice.randint(1, self._load.turns)
             for _ in range(turns):
                 if self._ending.is_set():
                     return
                 tokens = dice.randint(*self._load.tokens)
-                await self._turn(session, prompt, tokens)
-                prompt += tokens + 60
+                await self._turn(f"s{number:02}.{generation}", said, tokens)
+                said += [_message("assistant", tokens), _message("user", REPLY)]
                 await self._pause(dice.uniform(*self._load.pause_s))
-            self.homes.pop(session, None)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
+            await asyncio.wait_for(self._ending.wait(), max(0.0, seconds))
 
-    async def _turn(self, session: str, prompt: int, tokens: int) -> None:
+    async def _turn(self, session: str, said: list[dict[str, str]], tokens: int) -> None:
         record = Record(next(self._ids), session, time.time())
         self.records.append(record)
-        left_out: frozenset[str] = frozenset()
+        body = {"model": self._model, "messages": said, "max_tokens": tokens, "stream": True}
+        names = list(self._gateways)
+        first = record.id % len(names)
         try:
-            while True:
-                try:
-                    await self._attempt(record, prompt, tokens, left_out)
-                except _Broken as broken:
-                    if record.retried or record.tokens:
-                        record.failed, record.failed_on = str(broken), broken.worker
-                        break
-                    record.retried = True
-                    left_out = frozenset({broken.worker})
-                else:
+            for name in names[first:] + names[:first]:
+                record.gateways.append(name)
+                with contextlib.suppress(_Unanswered):
+                    await self._ask(name, record, body, tokens)
                     break
+            else:
+                record.failed, record.failed_on = "no gateway could be reached", name
+        except _Broken as broken:
+            record.failed, record.failed_on = str(broken), broken.on
         except asyncio.CancelledError:
             record.cut = True
             raise
         finally:
             record.ended_at = time.time()
 
-    async def _attempt(self, record: Record, prompt: int, tokens: int, left_out: frozenset[str]) -> None:
-        prefill = self._choose(Role.PREFILL, record, left_out)
-        record.prefill.append(prefill.worker)
-        body = {"model": self._model, "messages": [{"role": "user", "content": "turn" * prompt}]}
-        with self._busy(prefill.worker):
-            pulled = await self._prefill(prefill, {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}})
-        decode = self._choose(Role.DECODE, record, left_out)
-        record.decode.append(decode.worker)
-        with self._busy(decode.worker):
-            await self._stream(decode, record, {**body, "max_tokens": tokens, "stream": True, "kv_transfer_params": pulled})
-
-    @contextlib.contextmanager
-    def _busy(self, worker: str) -> Iterator[None]:
-        self.in_flight[worker] += 1
-        try:
-            yield
-        finally:
-            self.in_flight[worker] -= 1
-
-    def _choose(self, role: Role, record: Record, left_out: frozenset[str]) -> RouteEntry:
-        entry = self._pick(role, record.session, left_out)
-        if entry is None:
-            raise _Broken(f"no {role} worker", "the route table has none to give")
-        return entry
-
-    async def _prefill(self, entry: RouteEntry, body: dict[str, object]) -> object:
+    async def _ask(self, gateway: str, record: Record, body: dict[str, Any], wanted: int) -> None:
+        """One try. Raises _Unanswered, or _Broken when it failed for good."""
         assert self._http is not None  # noqa: S101  (start came first)
-        try:
-            async with asyncio.timeout(self._load.first_token_s):
-                async with self._http.post(f"{entry.url}/v1/chat/completions", json=body) as answer:
-                    got = await answer.json()
-        except TimeoutError:
-            raise _Broken(entry.worker, f"no answer from prefill in {self._load.first_token_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _Broken(entry.worker, f"prefill broke: {type(error).__name__}") from None
-        if answer.status != 200:
-            raise _Broken(entry.worker, f"prefill answered {answer.status}")
-        return got.get("kv_transfer_params")
-
-    async def _stream(self, entry: RouteEntry, record: Record, body: dict[str, object]) -> None:
-        assert self._http is not None  # noqa: S101  (start came first)
-        wanted = body["max_tokens"]
+        answered = False
+        headers = {"x-session-id": record.session}
         try:
             async with asyncio.timeout(self._load.first_token_s) as patience:
-                async with self._http.post(f"{entry.url}/v1/chat/completions", json=body) as answer:
+                url = f"{self._gateways[gateway]}/v1/chat/completions"
+                async with self._http.post(url, json=body, headers=headers) as answer:
+                    answered = True
                     if answer.status != 200:
-                        raise _Broken(entry.worker, f"answered {answer.status}")
+                        _not_served(record, gateway, answer, await answer.read())
+                        return
                     # Counting frames is enough here; decoding a thousand of them a second would cost the demo its cores.
                     async for frame in answer.content:
                         if not frame.startswith(b"data: "):
                             continue
+                        if frame.startswith(b'data: {"error"'):
+                            raise _Broken(record.worker or gateway, f"broke after {record.tokens} of {wanted} tokens: {_told(frame[6:])}")
                         if frame.startswith(b"data: [DONE]"):
                             break
+                        self.tokens += 1
                         record.tokens += 1
                         if record.first_token_at is None:
                             record.first_token_at = time.time()
-                            self.homes[record.session] = entry.worker
+                            record.worker = _streams(frame[6:])
                             self._on_first_token(record)
                         patience.reschedule(asyncio.get_running_loop().time() + self._load.stall_s)
         except TimeoutError:
             if record.tokens:
-                raise _Broken(entry.worker, f"stalled after {record.tokens} tokens, {self._load.stall_s:g} s ago") from None
-            raise _Broken(entry.worker, f"no first token in {self._load.first_token_s:g} s") from None
+                how = f"stalled after {record.tokens} tokens, {self._load.stall_s:g} s ago"
+                raise _Broken(record.worker, how) from None
+            raise _Broken(gateway, f"no first token in {self._load.first_token_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            how = f"broke after {record.tokens} of {wanted} tokens" if record.tokens else "broke before the first token"
-            raise _Broken(entry.worker, f"{how}: {type(error).__name__}") from None
+            if not answered:
+                raise _Unanswered from None
+            raise _Broken(gateway, f"cut after {record.tokens} of {wanted} tokens: {type(error).__name__}") from None
         if record.tokens != wanted:
-            raise _Broken(entry.worker, f"ended after {record.tokens} of {wanted} tokens")
+            raise _Broken(record.worker or gateway, f"ended after {record.tokens} of {wanted} tokens")
+
+
+def _message(role: str, tokens: int) -> dict[str, str]:
+    return {"role": role, "content": "turn" * tokens}
+
+
+def _opening() -> list[dict[str, str]]:
+    return [_message("user", OPENING)]
+
+
+def _not_served(record: Record, gateway: str, answer: aiohttp.ClientResponse, body: bytes) -> None:
+    """A refusal is noted; every other answer that is no stream is a failure."""
+    how = f"answered {answer.status}: {_told(body)}"
+    if answer.status not in REFUSALS:
+        raise _Broken(gateway, how)
+    record.refused = f"{gateway}: {how}"
+    with contextlib.suppress(ValueError):
+        record.retry_after_s = float(answer.headers.get("Retry-After", "0"))
+
+
+def _told(body: bytes) -> str:
+    """The sentence in an error of OpenAI's shape."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:100].decode(errors="replace")
+
+
+def _streams(frame: bytes) -> str:
+    """The worker whose answer this is, by the id that a simulated engine gives it: ``chatcmpl-WORKER-NUMBER``."""
+    try:
+        return str(json.loads(frame)["id"]).partition("-")[2].rpartition("-")[0]
+    except (ValueError, KeyError, TypeError):
+        return ""

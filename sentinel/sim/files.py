@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentinel.controller.auth import digest, new_token
-from sentinel.decide.policy_file import default_policy_text, load_policy
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
 from sentinel.sim.rack import DOMAIN, MAIN, MODEL, NODES, OVERFLOW, PLACES
 from sentinel.sim.readings import ImexDomain
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import Record, Reported, Tick
-from sentinel.decide.picture import ENDED
+from sentinel.decide.state.events import Record, Reported, Tick
+from sentinel.decide.state.picture import ENDED
 from sentinel.model import Component, Drain, Incident, Page, Report, Worker, WorkerState
 from sentinel.model import Fleet as Plan
 from sentinel.sim.hands import Fault, Hands

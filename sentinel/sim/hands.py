@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sentinel.decide.events import AnyEffect, AwaitIdle, Effect, Look, Repair, StartWorker, StopWorker, Verify
+from sentinel.decide.state.events import AnyEffect, AwaitIdle, Effect, Look, Repair, StartWorker, StopWorker, Verify
 from sentinel.model import Action, Component, WorkerSeen
 
 if TYPE_CHECKING:

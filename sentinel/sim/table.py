@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Repair, StopWorker
 from sentinel.decide.replay import prove
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Repair, StopWorker
 from sentinel.model import Component, DrainState
 from sentinel.sim.fleet import SimFleet
 

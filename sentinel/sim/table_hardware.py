@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sentinel.decide.events import Repair, StopWorker
+from sentinel.decide.state.events import Repair, StopWorker
 from sentinel.model import Action
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet

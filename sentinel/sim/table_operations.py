@@ -9,8 +9,8 @@ from functools import partial
 
 import msgspec
 
-from sentinel.decide.events import Deroute, Repair, StopWorker
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
+from sentinel.decide.state.events import Deroute, Repair, StopWorker
 from sentinel.model import Incident, WorkerState
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from sentinel.decide.events import Repair, ScaleOut, StartWorker, StopWorker
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
+from sentinel.decide.state.events import Repair, ScaleOut, StartWorker, StopWorker
 from sentinel.model import Action, WorkerState
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import aiohttp
 
 from probes import engine
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
 from sentinel.model import gpu_component
 from sentinel.sim import ctl
 from sentinel.testing.control import Caller, RedisServer, write_tokens

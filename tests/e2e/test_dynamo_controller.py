@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
 from tests.e2e.dynamo import Mocker
 from tests.e2e.dynamo_site import NODE, Site, site, traffic
 

@@ -25,7 +25,7 @@ import pytest
 import pytest_asyncio
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy, default_policy_text
+from sentinel.decide.rules.policy_file import default_policy, default_policy_text
 from sentinel.model import Action, Finding, Kind, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until, write_tokens
 from sentinel.testing.decisions import PCIS, rack

@@ -21,7 +21,7 @@ from sentinel.agent.link import Link
 from sentinel.cli.main import main
 from sentinel.config import AgentSettings, StoreSettings
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Report
 from sentinel.store import Store, StoreError, open_store
 from sentinel.testing.control import RedisServer, running_controller, until

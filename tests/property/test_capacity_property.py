@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Record
-from sentinel.decide.policy import Policy
-from sentinel.decide.policy_file import default_policy
-from sentinel.decide.worth import NEAR, roles_of, survey, worth
+from sentinel.decide.rules.policy import Policy
+from sentinel.decide.rules.policy_file import default_policy
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Record
+from sentinel.decide.supply.worth import NEAR, roles_of, survey, worth
 from sentinel.model import Action, Drain, Fleet, Pool, Response, Role, Severity, Worker, gpu_component
 from sentinel.testing.decisions import PCIS, World
 from tests.property.walk import Walk

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
-from sentinel.decide.moves import MOVES, gentle
-from sentinel.decide.picture import ENDED, effect_key
-from sentinel.decide.policy import Mode
-from sentinel.decide.policy_file import default_policy_text, load_policy
+from sentinel.decide.rules.policy import Mode
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
+from sentinel.decide.state.moves import MOVES, gentle
+from sentinel.decide.state.picture import ENDED, effect_key
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 from tests.property.walk import Walk

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import (
+from sentinel.decide.replay import prove
+from sentinel.decide.rules.policy import Mode
+from sentinel.decide.rules.policy_file import default_policy, default_policy_text
+from sentinel.decide.state.events import (
     AnyEffect,
     AnyEvent,
     AnyInstruction,
@@ -28,13 +31,10 @@ from sentinel.decide.events import (
     StartWorker,
     Tick,
 )
-from sentinel.decide.moves import gentle
-from sentinel.decide.picture import ENDED, effect_key
-from sentinel.decide.policy import Mode
-from sentinel.decide.policy_file import default_policy, default_policy_text
-from sentinel.decide.repair import NODE_WIDE
-from sentinel.decide.replay import prove
-from sentinel.decide.worth import NEAR, roles_of, survey
+from sentinel.decide.state.moves import gentle
+from sentinel.decide.state.picture import ENDED, effect_key
+from sentinel.decide.supply.worth import NEAR, roles_of, survey
+from sentinel.decide.ways.repair import NODE_WIDE
 from sentinel.model import (
     Action,
     Component,

@@ -22,7 +22,7 @@ from sentinel.agent.known import Known
 from sentinel.agent.told import Told
 from sentinel.controller.ingest import Ingest
 from sentinel.controller.metrics import Metrics
-from sentinel.decide.events import AnyEvent, AnyInstruction, Heard, Reported
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Heard, Reported
 from sentinel.model import Action, Component, Drain, Finding, Kind, Report, Severity, WorkerSeen
 from sentinel.testing.decisions import PCIS, World, rack
 

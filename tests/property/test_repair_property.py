@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from sentinel.decide.events import AnyEffect, Forget, Record, Repair, SendPage, StartWorker, StopWorker, Verify
-from sentinel.decide.picture import ENDED, effect_key
-from sentinel.decide.planned import window
-from sentinel.decide.policy_file import default_policy_text, load_policy
-from sentinel.decide.repair import NODE_WIDE
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
+from sentinel.decide.state.events import AnyEffect, Forget, Record, Repair, SendPage, StartWorker, StopWorker, Verify
+from sentinel.decide.state.picture import ENDED, effect_key
+from sentinel.decide.state.planned import window
+from sentinel.decide.ways.repair import NODE_WIDE
 from sentinel.model import (
     Action,
     Component,

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sentinel.decide.topology import CLAIM_S, Topology
+from sentinel.decide.rack.topology import CLAIM_S, Topology
 from sentinel.model import Fleet, GpuPlace, NodePlace, Place, gpu_component
 
 NODES = [f"t{n:02d}" for n in range(1, 6)]

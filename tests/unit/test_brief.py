@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sentinel.decide.brief import Brief
-from sentinel.decide.events import Record, Restored, Tick
+from sentinel.decide.state.brief import Brief
+from sentinel.decide.state.events import Record, Restored, Tick
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 
 ROWS = tuple(RouteEntry(worker=f"w{n}", url=f"http://w{n}", role=Role.DECODE, state=WorkerState.ACTIVE) for n in range(5))

@@ -17,10 +17,10 @@ import pytest_asyncio
 from sentinel.controller.api import BODY_MAX
 from sentinel.controller.journal import read_journal
 from sentinel.controller.seat import Controller
-from sentinel.decide.brief import Brief
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, PolicyLoaded, Reported
-from sentinel.decide.policy_file import default_policy, default_policy_text
+from sentinel.decide.rules.policy_file import default_policy, default_policy_text
+from sentinel.decide.state.brief import Brief
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, PolicyLoaded, Reported
 from sentinel.model import Action, Finding, Kind, Report, Severity, WorkerSeen, gpu_component
 from sentinel.testing.control import Caller, PagerStandIn, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack

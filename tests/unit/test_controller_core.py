@@ -16,7 +16,7 @@ from sentinel.controller.journal import Journal, read_journal
 from sentinel.controller.leader import Lease, boottime
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
-from sentinel.decide.events import AnyEffect, AnyEvent, AnyInstruction, Deroute, Done, Forget, Record, Reported, Tick
+from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Deroute, Done, Forget, Record, Reported, Tick
 from sentinel.model import Component, Drain, Finding, Fleet, Hold, Kind, Report, Response, Routes
 from sentinel.store import Store
 from sentinel.testing.control import RedisServer, until

@@ -15,7 +15,7 @@ from sentinel.controller import effects as module
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import SteppedDown
 from sentinel.controller.effects import Effects
-from sentinel.decide.events import (
+from sentinel.decide.state.events import (
     AnyInstruction,
     AwaitIdle,
     Deroute,

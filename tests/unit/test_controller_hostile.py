@@ -20,7 +20,7 @@ from sentinel.controller import bounds
 from sentinel.controller.ingest import FAULTS
 from sentinel.controller.ledger import Ledger
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Action, Finding, Fleet, Kind, Pool, Severity, Suspect, Worker, WorkerState, gpu_component
 from sentinel.testing.control import Caller, RedisServer, running_controller, until
 from sentinel.testing.decisions import PCIS, rack

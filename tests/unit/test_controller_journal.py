@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.controller.journal import FILES, Entry, Journal, read_journal
-from sentinel.decide.events import Deroute, Record, Tick
+from sentinel.decide.state.events import Deroute, Record, Tick
 from sentinel.model import Drain, Response
 
 

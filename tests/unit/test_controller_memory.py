@@ -15,7 +15,7 @@ import pytest_asyncio
 from sentinel.config import StoreSettings
 from sentinel.controller.ledger import Ledger
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import DrainState, Routes, WorkerState, gpu_component
 from sentinel.store import Store, Stored, open_store
 from sentinel.testing.control import PagerStandIn, RedisServer, ServingStandIn, running_controller, until

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from sentinel.controller.core import SteppedDown
 from sentinel.controller.watch import Watch
-from sentinel.decide.events import AnyInstruction, Watched
+from sentinel.decide.state.events import AnyInstruction, Watched
 from sentinel.model import Worker, WorkerSeen
 from sentinel.serving import AdapterError
 from sentinel.testing.control import ServingStandIn, until

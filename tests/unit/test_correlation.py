@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sentinel.decide.events import Deroute, Repair, Reported, StopWorker
+from sentinel.decide.state.events import Deroute, Repair, Reported, StopWorker
 from sentinel.model import (
     Action,
     Component,

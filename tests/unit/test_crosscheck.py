@@ -12,7 +12,7 @@ from probes.crosscheck import DELIVERED, KINDS, PENDING, compare
 from sentinel.agent.assembly import Agent
 from sentinel.agent.comparing import Comparing
 from sentinel.config import AgentSettings
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Action, Component, Finding, Kind, Reading, Severity, Suspect
 
 BOOTED = 1_700_000_000.0

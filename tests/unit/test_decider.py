@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sentinel.decide.events import Deroute, Look, Repair, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.state.events import Deroute, Look, Repair, Reroute, StartWorker, StopWorker, Verify
 from sentinel.model import Action, Component, DrainState, Kind, Severity, Suspect, WorkerSeen, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from sentinel.decide.events import Deroute, Heard, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.state.events import Deroute, Heard, Reroute, StartWorker, StopWorker, Verify
 from sentinel.model import (
     Action,
     Component,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sentinel.decide.events import ScaleOut, StartWorker
-from sentinel.decide.worth import Standing, worth
+from sentinel.decide.state.events import ScaleOut, StartWorker
+from sentinel.decide.supply.worth import Standing, worth
 from sentinel.model import Action, Finding, Fleet, Pool, Role, Worker, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

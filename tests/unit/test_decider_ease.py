@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.events import AwaitIdle, Deroute, Reroute, StopWorker, Verify
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
+from sentinel.decide.state.events import AwaitIdle, Deroute, Reroute, StopWorker, Verify
 from sentinel.gateway.routing import candidates
 from sentinel.model import (
     Action,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.events import AwaitIdle, Deroute, Repair, Reroute, StartWorker, StopWorker, Verify
-from sentinel.decide.old import KEEP_CLOSED
-from sentinel.decide.policy_file import default_policy_text, load_policy
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
+from sentinel.decide.state.events import AwaitIdle, Deroute, Repair, Reroute, StartWorker, StopWorker, Verify
+from sentinel.decide.state.old import KEEP_CLOSED
 from sentinel.model import (
     Action,
     Component,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sentinel.decide.events import Deroute, StopWorker
+from sentinel.decide.state.events import Deroute, StopWorker
 from sentinel.model import Action, Component, Finding, Incident, Severity, Suspect, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

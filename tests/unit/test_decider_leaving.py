@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sentinel.decide.events import AwaitIdle, Repair, Verify
+from sentinel.decide.state.events import AwaitIdle, Repair, Verify
 from sentinel.model import Action, Component, DrainState, Finding, Fleet, Severity, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.events import AwaitIdle, Deroute, Repair, StartWorker, StopWorker, Verify
+from sentinel.decide.state.events import AwaitIdle, Deroute, Repair, StartWorker, StopWorker, Verify
 from sentinel.model import (
     Action,
     Component,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.events import Deroute, PolicyLoaded, Record, ScaleOut, SendPage, StartWorker, StopWorker
-from sentinel.decide.mode import mode_of
-from sentinel.decide.policy import Mode
-from sentinel.decide.policy_file import PolicyError, default_policy, default_policy_text
+from sentinel.decide.rules.policy import Mode
+from sentinel.decide.rules.policy_file import PolicyError, default_policy, default_policy_text
+from sentinel.decide.state.events import Deroute, PolicyLoaded, Record, ScaleOut, SendPage, StartWorker, StopWorker
+from sentinel.decide.state.mode import mode_of
 from sentinel.model import Action, Drain, Incident, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sentinel.decide.pace import DEBT_S
-from sentinel.decide.policy import Policy
-from sentinel.decide.policy_file import default_policy
-from sentinel.decide.waiting import PATIENCE_S
+from sentinel.decide.rules.policy import Policy
+from sentinel.decide.rules.policy_file import default_policy
+from sentinel.decide.supply.pace import DEBT_S
+from sentinel.decide.ways.waiting import PATIENCE_S
 from sentinel.model import Action, Finding, Fleet, Pool, Role, Severity, Worker, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

@@ -7,8 +7,8 @@ import pytest
 
 from probes.kernel_episodes import assess
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Repair, Reported
-from sentinel.decide.policy_file import PolicyError, default_policy_text, load_policy
+from sentinel.decide.rules.policy_file import PolicyError, default_policy_text, load_policy
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Repair, Reported
 from sentinel.model import Action, DrainState, Finding, Kind, Reading, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

@@ -7,9 +7,9 @@ import re
 import msgspec
 import pytest
 
-from sentinel.decide.events import AwaitIdle, Done, Repair, StartWorker, Verify
-from sentinel.decide.policy import Policy
-from sentinel.decide.policy_file import default_policy_text, load_policy
+from sentinel.decide.rules.policy import Policy
+from sentinel.decide.rules.policy_file import default_policy_text, load_policy
+from sentinel.decide.state.events import AwaitIdle, Done, Repair, StartWorker, Verify
 from sentinel.model import (
     Action,
     Component,

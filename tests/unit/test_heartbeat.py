@@ -29,9 +29,9 @@ from sentinel.controller.journal import read_journal
 from sentinel.controller.metrics import Metrics
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import AnyEvent, AnyInstruction, Heard, Reported
-from sentinel.decide.policy_file import default_policy
 from sentinel.decide.replay import prove
+from sentinel.decide.rules.policy_file import default_policy
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, Heard, Reported
 from sentinel.model import Ack, Action, Component, Finding, Kind, Place, Report, Severity, WorkerSeen, gpu_component
 from sentinel.testing.control import Caller, RedisServer, running_controller, until
 from sentinel.testing.decisions import PCIS, World, rack

@@ -13,7 +13,7 @@ import pytest
 from probes import Context, Probe, ProbeError
 from probes.infiniband import InfinibandProbe, rate_gbps
 from probes.profile import with_hints
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Action, Component, Finding, Reading, Response, Severity, Suspect
 from sentinel.testing.sysfs import REFUSED, InfinibandDevice, SysTree
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from sentinel.controller.seat import Controller
 from sentinel.decide.decider import Decider
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Action, Finding, GpuPlace, Kind, Place, Report, Severity, gpu_component
 from sentinel.testing.control import Caller, RedisServer, ServingStandIn, running_controller, until
 from sentinel.testing.decisions import PCIS, rack

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from sentinel.cli.draw import draw_status
 from sentinel.cli.main import main
 from sentinel.cli.policy import is_known, known_checks
-from sentinel.decide.policy_file import PolicyError, default_policy, default_policy_text, examine, load_policy
+from sentinel.decide.rules.policy_file import PolicyError, default_policy, default_policy_text, examine, load_policy
 
 SHIPPED = default_policy_text()
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from sentinel.cli.main import main
 from sentinel.controller.journal import Entry, Journal, read_journal
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import PolicyLoaded, Restored
-from sentinel.decide.policy_file import default_policy, default_policy_text
 from sentinel.decide.replay import deeds, prove, retry
+from sentinel.decide.rules.policy_file import default_policy, default_policy_text
+from sentinel.decide.state.events import PolicyLoaded, Restored
 from sentinel.model import Action, Component, Severity, Suspect, gpu_component
 from sentinel.testing.decisions import PCIS, World
 

@@ -11,7 +11,7 @@ from probes import serving_lines, serving_log
 from probes.catalog import table
 from probes.decode import Decoded, decode_text
 from sentinel.cli.decode import decode
-from sentinel.decide.policy_file import default_policy
+from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Action, Component, Finding, Response, Severity, Suspect
 
 REPORT = (

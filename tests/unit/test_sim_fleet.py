@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sentinel.decide.events import Repair
-from sentinel.decide.policy_file import default_policy_text
+from sentinel.decide.rules.policy_file import default_policy_text
+from sentinel.decide.state.events import Repair
 from sentinel.model import Kind, Severity, Suspect, WorkerState
 from sentinel.sim import faults as x
 from sentinel.sim.fleet import SimFleet

@@ -15,7 +15,7 @@ import pytest
 from probes import Context
 from probes.gpu import GpuProbe
 from sentinel.config import load
-from sentinel.decide.policy_file import default_policy, load_policy
+from sentinel.decide.rules.policy_file import default_policy, load_policy
 from sentinel.model import Role
 from sentinel.sim import janitor
 from sentinel.sim.files import FASTER, faster_policy, write_controller, write_tokens

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import Heard
-from sentinel.decide.policy_file import default_policy
-from sentinel.decide.topology import CLAIM_S, Topology
+from sentinel.decide.rack.topology import CLAIM_S, Topology
+from sentinel.decide.rules.policy_file import default_policy
+from sentinel.decide.state.events import Heard
 from sentinel.model import (
     Component,
     DrainState,

@@ -1,0 +1,1 @@
+"""What the decider knows and has decided: events in, records out, and the one picture in between that every rule reads."""
