@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sentinel.decide.state.events import AnyEffect, AwaitIdle, Effect, Look, Repair, StartWorker, StopWorker, Verify
 from sentinel.model import Action, Component, WorkerSeen
-
-if TYPE_CHECKING:
-    from sentinel.sim.fleet import SimFleet
+from sentinel.sim.readings import Process
+from sentinel.sim.tray import Tray
 
 # How long things take, seconds. A GPU reset and an engine's start are those of hardware.md and the policy's comments; the rest is
 # judgement. Keys: an effect's class, or the action of a Repair.
@@ -40,8 +39,25 @@ class Fault:
     ended: float | None = None
 
 
+class Ground(Protocol):
+    """What hands reach for: the hardware of a simulated fleet, and what is broken on it. Times are seconds of the fleet's clock."""
+
+    trays: dict[str, Tray]
+    faults: list[Fault]
+    loads: dict[str, int]
+    cut: set[str]
+
+    @property
+    def now(self) -> float: ...
+    def home(self, worker: str) -> Tray: ...
+    def process(self, worker: str) -> Process: ...
+    def reach(self, worker: str) -> bool | None: ...
+    def stir(self) -> None: ...
+    def end(self, fault: Fault) -> None: ...
+
+
 class Hands:
-    def __init__(self, fleet: SimFleet) -> None:
+    def __init__(self, fleet: Ground) -> None:
         self.fleet = fleet
         self.takes = dict(TAKES)
         self.wrong: dict[type[Effect], Callable[[Any], bool | None]] = {}  # an effect's class → how it ends instead
