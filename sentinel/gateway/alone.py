@@ -33,14 +33,16 @@ class BreakerRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Record:
-    __slots__ = ("good", "pool", "probes", "seen", "trips", "until", "version")
+    __slots__ = ("begun", "good", "half", "pool", "probes", "seen", "trips", "until", "version")
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
         self.seen: deque[tuple[float, bool]] = deque()  # when, failed
         self.until = 0.0  # open until then, half-open after; 0: closed
         self.trips = self.good = self.version = 0
+        self.half = -1  # the version from which it closed
         self.probes: dict[str, float] = {}  # id → when it expires
+        self.begun: set[str] = set()  # probes that succeeded, whose answers go on
 
 
 class AloneBreakers:
@@ -78,16 +80,24 @@ class AloneBreakers:
         record.probes[probe] = now + self._rules.probe_s
         return Permit(worker=worker, probe=probe, version=record.version)
 
+    def begun(self, permit: Permit) -> None:
+        record = self._records.get(permit.worker)
+        if record is not None and record.probes.pop(permit.probe, None) is not None and permit.version == record.version:
+            record.begun.add(permit.probe)
+            self._probed(record, failed=False)
+
     def ended(self, permit: Permit, outcome: Outcome) -> None:
         record = self._records.get(permit.worker)
         if record is None:
             return
-        held = record.probes.pop(permit.probe, None) if permit.probe else None
-        if outcome not in (Outcome.FINE, Outcome.FAILED) or permit.version != record.version:
+        begun, failed, now = permit.probe in record.begun, outcome is Outcome.FAILED, self._clock()
+        record.begun.discard(permit.probe)
+        held = record.probes.pop(permit.probe, None) is not None if permit.probe else False
+        fits = permit.version == record.version or (begun and permit.version == record.half)
+        if outcome not in (Outcome.FINE, Outcome.FAILED) or not fits or (begun and not failed):
             return
-        failed, now = outcome is Outcome.FAILED, self._clock()
         if record.until:
-            if held is not None:
+            if held or begun:
                 self._probed(record, failed=failed)
             return
         if not failed and not record.seen:
@@ -114,7 +124,7 @@ class AloneBreakers:
         if record.good >= self._rules.probes:
             record.until = 0.0
             record.good = record.trips = 0
-            record.version += 1
+            record.half, record.version = record.version, record.version + 1
 
     def _open(self, record: _Record) -> None:
         record.trips += 1

@@ -73,6 +73,8 @@ class Attempt:
         elif self.head is not None:
             self.outcome = of_status(self.head.status, out=out)
             self.why = f"it answered {self.head.status}"
+            if self._permit.probe and self.outcome is Outcome.FINE:
+                self._guards.breakers.begun(self._permit)
 
     def broke(self, trouble: Trouble, *, out: bool) -> None:
         """Its answer broke after it had begun."""

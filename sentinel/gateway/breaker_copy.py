@@ -18,14 +18,15 @@ class Copy:
     """``shut``: it is anything but plainly closed, so the slow way must look; ``plain``: the permit while it is closed."""
 
     __slots__ = (
-        "alone", "asking", "dry", "ends", "failed", "fine", "pin", "pin_ends", "plain", "pool", "shut", "state", "version",
-        "worker",
+        "alone", "asking", "dry", "ends", "failed", "fine", "half", "pin", "pin_ends", "plain", "pool", "shut", "state",
+        "version", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: str, pool: str) -> None:
         self.worker, self.pool = worker, pool
         self.state: State = "closed"
         self.version = 0
+        self.half = 0  # the version of being half-open from which it closed; 0: another way
         self.ends = 0.0  # of being open
         self.pin, self.pin_ends = "", 0.0
         self.dry = 0.0  # until then no probe is to be had
@@ -39,9 +40,14 @@ class Copy:
         if version != self.version:
             self.plain = Permit(worker=self.worker, version=version)
             self.fine = self.failed = 0  # of a version that is over
+            self.half = self.version if (self.state, state) == ("half_open", "closed") else 0
         self.state, self.version, self.ends, self.pin, self.pin_ends = state, version, ends, pin, pin_ends
         self.dry = 0.0
         self.shut = state != "closed" or bool(pin)
+
+    def counts(self, version: int) -> bool:
+        """Whether what was sent under ``version`` says something now. A stream that was a probe goes on after its breaker closed."""
+        return version == self.version or (self.half != 0 and version == self.half)
 
     def pinned(self, now: float) -> bool:
         return bool(self.pin) and now < self.pin_ends

@@ -32,6 +32,7 @@ class Record:
     pin_ends: int = 0
     reports: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     permits: dict[str, int] = field(default_factory=dict)
+    won: set[str] = field(default_factory=set)  # probes whose answers began well, and may still break
 
     def pinned(self, now: int) -> str:
         return self.pin if self.pin_ends > now else ""
@@ -88,12 +89,14 @@ class Record:
         return True
 
     def ended(self, now: int, probe: str, outcome: Literal["fine", "failed", "neutral"], draw: float) -> None:
-        if self.permits.pop(probe, 0) <= now or self.state != "half_open":
+        held = self.permits.pop(probe, 0) > now
+        if self.state != "half_open" or not (held or (outcome == "failed" and probe in self.won)):
             return
         if outcome == "failed":
             self._open(now, draw)
         elif outcome == "fine":
             self.wins += 1
+            self.won.add(probe)
             if self.wins >= self.policy.probes:
                 self._turn(now, "closed", 0)
 
@@ -122,4 +125,4 @@ class Record:
 
     def _turn(self, now: int, state: State, ends: int) -> None:
         self.state, self.version, self.ends, self.since, self.wins = state, max(self.version + 1, now), ends, now, 0
-        self.reports, self.permits = {}, {}
+        self.reports, self.permits, self.won = {}, {}, set()

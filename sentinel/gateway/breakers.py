@@ -46,7 +46,8 @@ class SharedBreakers(BreakerView):
         self._reporter, self._draw = f"{host}/{process}", draw
         self._told: set[str] = set()  # workers with something to tell
         self._sick: set[str] = set()  # … with failures
-        self._ended: list[tuple[str, str, Outcome]] = []  # worker, probe, how
+        self._ended: list[tuple[Permit, Outcome]] = []  # of probes
+        self._begun: set[str] = set()  # probes that succeeded, whose answers go on
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.stale = 0  # outcomes of requests from before a breaker changed
@@ -77,16 +78,24 @@ class SharedBreakers(BreakerView):
                 return probe
         return copy.plain if self._panics.on(copy.pool, now) and not copy.pinned(now) else None
 
+    def begun(self, permit: Permit) -> None:
+        if permit.probe and self._probes.pop(permit.probe, None) is not None:
+            self._begun.add(permit.probe)
+            self._end_probe(permit, Outcome.FINE)
+
     def ended(self, permit: Permit, outcome: Outcome) -> None:
         if permit.probe:
             if self._probes.pop(permit.probe, None) is not None:
-                self._ended.append((permit.worker, permit.probe, outcome))
-                self._wake.set()
+                self._end_probe(permit, outcome)
+            elif permit.probe in self._begun:
+                self._begun.discard(permit.probe)
+                if outcome is Outcome.FAILED:
+                    self._end_probe(permit, outcome)
             return
         if outcome is Outcome.BUSY or outcome is Outcome.IGNORED:
             return
         copy = self._copies.get(permit.worker)
-        if copy is None or permit.version != copy.version:
+        if copy is None or not copy.counts(permit.version):
             self.stale += 1
         elif copy.state != "closed":
             return  # sent in panic: only probes speak for it now
@@ -98,6 +107,10 @@ class SharedBreakers(BreakerView):
             copy.failed += 1
             self._sick.add(permit.worker)
             self._wake.set()
+
+    def _end_probe(self, permit: Permit, outcome: Outcome) -> None:
+        self._ended.append((permit, outcome))
+        self._wake.set()
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -158,11 +171,15 @@ class SharedBreakers(BreakerView):
     async def _tell(self) -> None:
         """Everything that is to be told, in one go; what the store does not take is judged here, alone."""
         ended, self._ended = self._ended, []
+        for permit, outcome in ended:
+            if copy := self._copies.get(permit.worker):
+                if outcome is Outcome.FAILED and copy.state == "closed" and copy.counts(permit.version):
+                    copy.failed += 1  # it broke after it had closed the breaker: a failure like any other
+                    self._sick.add(permit.worker)
+                else:
+                    await self._tell_probe(copy, permit.probe, outcome)
         sick, self._sick = self._sick, set()
         fine, self._told = self._told - sick, set()
-        for worker, probe, outcome in ended:
-            if copy := self._copies.get(worker):
-                await self._tell_probe(copy, probe, outcome)
         for worker in sick:
             if copy := self._copies.get(worker):
                 await self._tell_failed(copy)

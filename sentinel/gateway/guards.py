@@ -47,6 +47,11 @@ class Breakers(Protocol):
         """Leave for one request; None while it is open, or half-open with every probe taken."""
         ...
 
+    def begun(self, permit: Permit) -> None:
+        """A fine answer has begun. That ends a probe: a stream that goes on for minutes must not keep the next one waiting. What
+        breaks afterwards is told by ``ended`` like any failure. Never raises, never waits."""
+        ...
+
     def ended(self, permit: Permit, outcome: Outcome) -> None:
         """How it ended; reaches the store soon, a failure at once. Never raises, never waits."""
         ...

@@ -134,6 +134,63 @@ async def test_probes_of_the_dead_come_back_while_others_ask(store_server: Any) 
     assert (await records.ended("w1", "p", f"x{n}", "fine", 0.0)).state == "closed"
 
 
+async def opened(gateway: SharedBreakers, worker: str) -> list[Permit]:
+    """Let it fail, wait until its time is over, and take every probe."""
+    await spend(gateway, worker, Outcome.FAILED, 5)
+    await until(lambda: gateway.states()[worker] == "open")
+    await until(lambda: gateway.closed(worker))
+    permits = [p for p in [await gateway.permit(worker) for _ in range(9)] if p]
+    assert len(permits) == POLICY.probes and all(p.probe for p in permits)
+    return permits
+
+
+async def test_a_probe_is_over_with_its_first_byte(store_server: Any) -> None:
+    """Probes whose streams go on for minutes close the breaker when they begin; each counts once, however it is told."""
+    async with gateways(store_server, 2) as (a, b):
+        permits = await opened(a, "w1")
+        for permit in permits:
+            assert b.states()["w1"] != "closed"
+            a.begun(permit)
+            a.begun(permit)
+            await asyncio.sleep(0.02)
+        await until(lambda: a.states()["w1"] == b.states()["w1"] == "closed")
+        for permit in permits * 2:
+            a.ended(permit, Outcome.FINE)
+        await asyncio.sleep(0.15)
+        (standing,) = await BreakerRecords(await store_server.open(), POLICY).listing({"w1": "p"}, evidence=True)
+        assert (standing.state, standing.volume, a.stale) == ("closed", 0, 0)
+
+
+async def test_a_stream_that_was_a_probe_still_counts_when_it_breaks(store_server: Any) -> None:
+    """After the breaker closed it is a failure like any other, told once; what was sent before the breaker opened is not."""
+    async with gateways(store_server, 1) as (a,):
+        old = await a.permit("w1")
+        assert old is not None
+        permits = await opened(a, "w1")
+        for permit in permits:
+            a.begun(permit)
+        await until(lambda: a.states()["w1"] == "closed")
+        for permit in [*permits, *permits, old]:
+            a.ended(permit, Outcome.FAILED)
+        await asyncio.sleep(0.15)
+        (standing,) = await BreakerRecords(await store_server.open(), POLICY).listing({"w1": "p"}, evidence=True)
+        assert (standing.state, standing.volume, standing.failed, a.stale) == ("closed", 3, 3, 1)
+        await spend(a, "w1", Outcome.FAILED, POLICY.min_requests - 3)
+        await until(lambda: a.states()["w1"] == "open")
+
+
+async def test_a_probe_that_breaks_while_others_are_out_opens_again(store_server: Any) -> None:
+    """A good beginning is no success for a worker that breaks the same answer before the breaker has closed."""
+    async with gateways(store_server, 1) as (a,):
+        first, *_ = await opened(a, "w1")
+        a.begun(first)
+        await asyncio.sleep(0.05)
+        a.ended(first, Outcome.FAILED)
+        await until(lambda: a.states()["w1"] == "open")
+        (standing,) = await BreakerRecords(await store_server.open(), POLICY).listing({"w1": "p"})
+        assert standing.trips == 2
+
+
 async def test_late_words_do_not_count(store_server: Any) -> None:
     """What was sent before a breaker opened and closed again says nothing about it afterwards."""
     async with gateways(store_server, 1) as (a,):

@@ -186,6 +186,19 @@ class Breakers(Machine):
             self.ended(worker, probe, "fine", 0.0)
         self.go(rest)
 
+    @rule(worker=WORKER, draw=DRAW, rest=st.sampled_from([0, 1_100]))
+    def begins_well_and_breaks(self, worker: str, draw: float, rest: int) -> None:
+        """One probe's answer has begun, and breaks when its lease may be over, before or after others closed the breaker."""
+        self.breaks(worker, 0.0, "h1/a h2/a")
+        self.is_over_its_time(worker, 0)
+        self.permit(worker, "p1")
+        self.ended(worker, "p1", "fine", draw)
+        if draw == 0.25:
+            self.permit(worker, "p2")
+            self.ended(worker, "p2", "fine", draw)
+        self.go(rest)
+        self.ended(worker, "p1", "failed", draw)
+
     @precondition(lambda self: any(r.version for r in self.model.values()))
     @rule(lost=st.integers(0, 9))
     def the_store_forgets(self, lost: int) -> None:

@@ -13,7 +13,8 @@
 --   list    number of pools, 1 for evidence, then the pools' names, then per record: worker, pool   → one for each key
 -- A reporter is written host/process: hosts are what must agree. A record holds state, version (rises with every transition and
 -- with the clock, also over a store that lost its data), until, trips, since, wins, why, pin, pin_until, pin_by, one field
--- 'r:reporter' with what it saw in each second, and one 'p:id' with the end of each probe's lease.
+-- 'r:reporter' with what it saw in each second, one 'p:id' with the end of each probe's lease, and one 'w:id' for each that succeeded:
+-- it is told 'fine' with its first byte, and 'failed' as well when the rest of its answer broke.
 local function clock()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -104,6 +105,7 @@ end
 local function turn(r, state, ends, why)
   for id in pairs(fields(r.key, 'r:')) do redis.call('HDEL', r.key, 'r:' .. id) end
   for id in pairs(fields(r.key, 'p:')) do redis.call('HDEL', r.key, 'p:' .. id) end
+  for id in pairs(fields(r.key, 'w:')) do redis.call('HDEL', r.key, 'w:' .. id) end
   r.state, r.version, r.ends, r.since, r.wins, r.why = state, math.max(r.version + 1, now), ends, now, 0, why
   redis.call('HSET', r.key, 'state', state, 'version', whole(r.version), 'until', whole(ends), 'trips', whole(r.trips),
     'since', whole(now), 'wins', '0', 'why', why)
@@ -201,14 +203,15 @@ if verb == 'permit' then
 end
 
 if verb == 'ended' then
-  local ends = tonumber(redis.call('HGET', r.key, 'p:' .. ARGV[14]) or '0')
+  local held = tonumber(redis.call('HGET', r.key, 'p:' .. ARGV[14]) or '0') > now
+  local broke = ARGV[15] == 'failed' and redis.call('HEXISTS', r.key, 'w:' .. ARGV[14]) == 1  -- an answer that had begun well
   redis.call('HDEL', r.key, 'p:' .. ARGV[14])
-  if r.state ~= 'half_open' or ends <= now then return told(r, worker, pool, KEYS[2]) end
+  if r.state ~= 'half_open' or not (held or broke) then return told(r, worker, pool, KEYS[2]) end
   if ARGV[15] == 'failed' then return open(r, tonumber(ARGV[16]), 'a probe failed') end
   if ARGV[15] == 'fine' then
     r.wins = r.wins + 1
     if r.wins >= probes then return turn(r, 'closed', 0, whole(r.wins) .. ' probes succeeded') end
-    redis.call('HSET', r.key, 'wins', whole(r.wins))
+    redis.call('HSET', r.key, 'wins', whole(r.wins), 'w:' .. ARGV[14], '1')
     return told(r, worker, pool, KEYS[2])
   end
   return publish(r)  -- it said nothing: the probe is free for whoever asks first
