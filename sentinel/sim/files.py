@@ -71,11 +71,11 @@ def faster_policy(changes: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     return text, told
 
 
-def write_proc(proc: Path, node: str) -> None:
-    """What a tray's kernel would say of its name, its boot and its address."""
+def write_proc(proc: Path, node: str, boot: int = 1) -> None:
+    """What a tray's kernel would say of its name, its boot (the first, the second …) and its address."""
     texts = {
         "sys/kernel/hostname": node,
-        "sys/kernel/random/boot_id": "5e5e5e5e-0000-4000-8000-000000000001",
+        "sys/kernel/random/boot_id": f"5e5e5e5e-0000-4000-8000-{boot:012d}",
         "net/fib_trie": f"Local:\n  |-- 10.0.1.{NODES.index(node) + 1}\n     /32 host LOCAL\n",
     }
     for name, text in texts.items():

@@ -6,6 +6,7 @@ readings. What always holds:
 * Each agent has its own node name, token, state folder, kernel log and allow-list, as on eighteen hosts.
 * The allow-list runs real programs (``ctl.py``): commands reach the simulated workers and GPUs like any other action.
 * A GPU that a running worker holds cannot be reset, as with the real driver.
+* A reboot is told to have begun, then takes the agent with it and comes back with another boot id and an empty kernel log.
 * The process ends when its standard input closes.
 """
 
@@ -85,6 +86,7 @@ class Node:
             },
         )
         self.agent: Agent | None = None
+        self.boots = 1
 
     def _probes(self) -> list[Probe]:
         def context(**options: Any) -> Context:
@@ -104,7 +106,7 @@ class Node:
     async def start(self) -> None:
         if self.agent is None:
             self.settings.state_dir.mkdir(parents=True, exist_ok=True)
-            write_proc(self.settings.proc, self.name)
+            write_proc(self.settings.proc, self.name, self.boots)
             self.agent = Agent(self.settings, self._probes(), session=self._http, registry=CollectorRegistry())
             await self.agent.start()
 
@@ -112,6 +114,12 @@ class Node:
         agent, self.agent = self.agent, None
         if agent:
             await agent.stop()
+
+    def boot(self) -> None:
+        """The next boot begins, nothing runs yet: what the last one's kernel had to say is gone with it."""
+        self.boots += 1
+        self.kernel.close()
+        self.kernel = KernelLog()
 
 
 class Trays:
@@ -124,6 +132,7 @@ class Trays:
             write_imex(folder, set())
         self.nodes = {n: Node(n, folder, self.rack, controller=controller, urls=urls, http=http, imex=imex) for n in NODES}
         self._workers = str(folder / "workers.sock")
+        self._rebooting: dict[str, asyncio.Task[None]] = {}  # node → what brings it back
         self._verbs: dict[str, Callable[..., Awaitable[str]]] = {
             "list": self._list, "kernel": self._kernel, "imex": self._imex,
             "set_gpu": self._set_gpu, "set_driver": self._set_driver, "mend_node": self._mend_node,
@@ -196,14 +205,31 @@ class Trays:
         return f"{node}/gpu@{pci}: reset (simulated)"
 
     async def _reboot_node(self, node: str) -> str:
+        """Like ``systemctl reboot``, answers when it has begun: the agent that asked goes with its node."""
         held = await self._running(node)
         if held:
             raise Refused(f"{node} still serves: {', '.join(held)}")
+        if node in self._rebooting:
+            raise Refused(f"{node} reboots already")
+        task = self._rebooting[node] = asyncio.create_task(self._reboots(node), name=f"reboot {node}")
+        task.add_done_callback(lambda _: self._rebooting.pop(node, None))
+        return f"{node}: reboots (simulated)"
+
+    async def _reboots(self, name: str) -> None:
+        node = self._node(name)
+        await node.stop()
         await asyncio.sleep(REBOOT_S)
-        self.rack.mend_node(node)
-        for worker in workers_on(node):
+        self.rack.mend_node(name)
+        for worker in workers_on(name):
             await asyncio.to_thread(ctl.ask, self._workers, "mend", worker)
-        return f"{node}: rebooted (simulated)"
+        node.boot()
+        await node.start()
+
+    async def stop(self) -> None:
+        """End every agent; a node that reboots stays down."""
+        for task in list(self._rebooting.values()):
+            task.cancel()
+        await asyncio.gather(*self._rebooting.values(), *(n.stop() for n in self.nodes.values()), return_exceptions=True)
 
     async def _running(self, node: str) -> list[str]:
         listed = await asyncio.to_thread(ctl.ask, self._workers, "list")
@@ -231,7 +257,7 @@ async def run(folder: Path, door: socket.socket) -> None:
             await ended.wait()
         finally:
             server.close()
-            await asyncio.gather(*(node.stop() for node in trays.nodes.values()), return_exceptions=True)
+            await trays.stop()
 
 
 def main(argv: list[str]) -> None:
