@@ -61,10 +61,15 @@ class LeaseAdmission:
 
     # -- guards.Admission ---------------------------------------------------------------------------------------------
 
-    async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
-        if self._rates is not None and not self._rates.free(tenant) and (over := await self._rates.ask(tenant)):
+    async def enter(self, tenant: str) -> Refusal | None:
+        if self._rates is None or self._rates.free(tenant):
+            return None
+        over = await self._rates.ask(tenant)
+        if over is not None:
             self.refused[over.limit] += 1
-            return over
+        return over
+
+    async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
         lane = self._lanes.known.get((pool, worker, tenant)) or self._lanes.make(pool, worker, tenant)
         now = self._clock()
         if now < self.tenure.until:

@@ -164,6 +164,9 @@ class AloneAdmission:
     def held(self) -> int:
         return len(self._held)
 
+    async def enter(self, tenant: str) -> Refusal | None:
+        return None  # there are no rates here
+
     async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
         slot = Slot(id=f"s{next(self._ids)}", pool=pool, worker=worker, tenant=tenant, tokens=tokens)
         queue = self._queues.setdefault(pool, deque())

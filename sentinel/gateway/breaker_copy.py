@@ -46,7 +46,7 @@ class Copy:
         self.shut = state != "closed" or bool(pin)
 
     def counts(self, version: int) -> bool:
-        """Whether what was sent under ``version`` says something now. A stream that was a probe goes on after its breaker closed."""
+        """Whether what was sent under ``version`` says something now: a stream that was a probe goes on when its breaker closes."""
         return version == self.version or (self.half != 0 and version == self.half)
 
     def pinned(self, now: float) -> bool:

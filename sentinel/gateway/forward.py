@@ -81,6 +81,8 @@ class Forward:
         routes = self._desk.plan.pools(x.ask.model)
         if routes is None:
             raise ApiError(404, f"the model {x.ask.model[:200]!r} is not served here", code="model_not_found", param="model")
+        if over := await self._desk.guards.admission.enter(x.tenant):
+            raise self._refused(x, over, 0)
         self._budget.earn()
         order = self._order(x, routes)
         attempt = await self._place(x, order, self._queue_s)

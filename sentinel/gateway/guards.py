@@ -77,6 +77,10 @@ class Refusal(Base, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Admission(Protocol):
+    async def enter(self, tenant: str) -> Refusal | None:
+        """One more request of this tenant, however many tries it will take; a refusal when its rate is used up."""
+        ...
+
     async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
         """A slot now, or within ``wait_s`` seconds in a fair queue; else a refusal. ``tokens``: estimated, prompt and answer."""
         ...
