@@ -59,7 +59,8 @@ async def measure(seconds: float, folder: Path) -> dict[str, object]:
     simulated = not has_gpu()
     environment = dict(os.environ)
     if simulated:
-        from sentinel.testing.nvml import STATE_FILE, gb200_tray  # noqa: PLC0415
+        from sentinel.testing.nvml_kinds import gb200_tray  # noqa: PLC0415
+        from sentinel.testing.nvml_state import STATE_FILE  # noqa: PLC0415
 
         gb200_tray().save(folder / "nvml.json")
         environment |= {"SENTINEL_NVML": "sentinel.testing.nvml:from_file", STATE_FILE: str(folder / "nvml.json")}

@@ -16,7 +16,9 @@ from typing import Any
 from probes.imex_text import parse
 from probes.nvml import IndexReader
 from sentinel.testing.decisions import PCIS
-from sentinel.testing.nvml import FakeNvml, FakeState, gb200
+from sentinel.testing.nvml import FakeNvml
+from sentinel.testing.nvml_kinds import gb200
+from sentinel.testing.nvml_state import FakeState
 
 RAILS = ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
 NICS = ("0000:03:00.0", "0002:03:00.0", "0010:03:00.0", "0012:03:00.0")  # their PCI addresses

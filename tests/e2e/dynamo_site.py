@@ -35,7 +35,8 @@ from sentinel.model import gpu_component
 from sentinel.sim import ctl
 from sentinel.testing.control import Caller, RedisServer, write_tokens
 from sentinel.testing.kmsg import KernelLog
-from sentinel.testing.nvml import STATE_FILE, gb200_tray
+from sentinel.testing.nvml_kinds import gb200_tray
+from sentinel.testing.nvml_state import STATE_FILE
 from sentinel.testing.pagerduty import FakePagerDuty
 from tests.e2e.dynamo import Counts, DynamoRig, Mocker, free_port, rig
 

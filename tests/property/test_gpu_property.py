@@ -13,7 +13,9 @@ from probes import Context
 from probes.gpu import GpuProbe
 from probes.gpu_policy import CONFIGURATION
 from sentinel.model import Finding, Reading
-from sentinel.testing.nvml import FakeDriver, FakeState, gb200_tray, h200
+from sentinel.testing.nvml import FakeDriver
+from sentinel.testing.nvml_kinds import gb200_tray, h200
+from sentinel.testing.nvml_state import FakeState
 
 HEALTHY = asyncio.run(FakeDriver(gb200_tray()).read())
 VALUES = sorted(HEALTHY["gpus"][0].keys() - {"pci", "index", "unread"})

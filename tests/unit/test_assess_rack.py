@@ -16,7 +16,9 @@ from probes.gpu import GpuProbe
 from sentinel.cli.main import main
 from sentinel.cli.recording import header, line
 from sentinel.model import Reading
-from sentinel.testing.nvml import FakeDriver, FakeGpu, gb200_tray
+from sentinel.testing.nvml import FakeDriver
+from sentinel.testing.nvml_kinds import gb200_tray
+from sentinel.testing.nvml_state import FakeGpu
 
 START, STEP_S = 1_800_000_000.0, 30.0
 FATAL, WARN = "fatal", "warning"

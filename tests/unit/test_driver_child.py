@@ -24,7 +24,8 @@ from sentinel.agent.driver_protocol import Pauses, longest_read_s
 from sentinel.agent.probing import context, interval_s, load_probes
 from sentinel.config import AgentSettings, ConfigError
 from sentinel.durations import Duration
-from sentinel.testing.nvml import STATE_FILE, FakeState, gb200_tray
+from sentinel.testing.nvml_kinds import gb200_tray
+from sentinel.testing.nvml_state import STATE_FILE, FakeState
 
 FAKE = "sentinel.testing.nvml:from_file"
 DEADLINE_S = 0.6

@@ -15,7 +15,9 @@ from probes.nvml import SLOW_S
 from probes.nvml_counters import SLOWDOWN_NS, VIOLATION_NS
 from probes.thresholds import shipped
 from sentinel.model import Finding, Reading, Severity
-from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, gb200, h200
+from sentinel.testing.nvml import FakeDriver, FakeNvml
+from sentinel.testing.nvml_kinds import gb200, h200
+from sentinel.testing.nvml_state import FakeGpu, FakeState
 
 WINDOW_NS = int(SLOW_S * 1e9)
 NEEDED, OF = shipped().gpu.violation_windows

@@ -16,7 +16,9 @@ from probes.nvml import SLOW_S, GpuReader, ber, read_gpu
 from probes.nvml_counters import ONCE_IN_A_WHILE
 from probes.thresholds import shipped
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
-from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, from_recording, gb200, gb200_tray, h200
+from sentinel.testing.nvml import FakeDriver, FakeNvml
+from sentinel.testing.nvml_kinds import from_recording, gb200, gb200_tray, h200
+from sentinel.testing.nvml_state import FakeGpu, FakeState
 
 PCI = "0008:01:00.0"
 GPU = f"t01/gpu@{PCI}"

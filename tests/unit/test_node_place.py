@@ -13,7 +13,9 @@ import pytest
 from probes.nvml_platform import decode
 from sentinel.agent.place import Whereabouts, addresses, names
 from sentinel.model import GpuPlace, Place, Reading
-from sentinel.testing.nvml import FakeDriver, FakeState, gb200_tray, h200
+from sentinel.testing.nvml import FakeDriver
+from sentinel.testing.nvml_kinds import gb200_tray, h200
+from sentinel.testing.nvml_state import FakeState
 
 TRIE = """Main:
   +-- 0.0.0.0/0 3 0 5

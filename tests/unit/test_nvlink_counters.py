@@ -15,7 +15,9 @@ from probes.gpu import GpuProbe
 from probes.nvlink_counters import STATES, rate_of
 from probes.nvml_counters import C2C_COUNT, FEC_TAIL, LEGACY, PER_LINK, SELDOM_S
 from sentinel.model import Action, Finding, Kind, Reading, Severity, Suspect
-from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeNvml, FakeState, gb200, gb200_tray, h200
+from sentinel.testing.nvml import FakeDriver, FakeNvml
+from sentinel.testing.nvml_kinds import gb200, gb200_tray, h200
+from sentinel.testing.nvml_state import FakeGpu, FakeState
 
 PCI = "0008:01:00.0"
 STEP_S = 30.0

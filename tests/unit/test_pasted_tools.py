@@ -9,7 +9,9 @@ import pytest
 
 from probes import smi
 from probes.decode import Decoded, decode_text
-from sentinel.testing.nvml import FakeDriver, FakeState, h200
+from sentinel.testing.nvml import FakeDriver
+from sentinel.testing.nvml_kinds import h200
+from sentinel.testing.nvml_state import FakeState
 
 QUERY = """
 ==============NVSMI LOG==============

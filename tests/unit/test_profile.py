@@ -9,7 +9,9 @@ import pytest
 
 from probes.profile import PROFILES, expected_for, with_hints
 from sentinel.model import Reading
-from sentinel.testing.nvml import FakeDriver, FakeGpu, FakeState, gb200, gb200_tray, h200
+from sentinel.testing.nvml import FakeDriver
+from sentinel.testing.nvml_kinds import gb200, gb200_tray, h200
+from sentinel.testing.nvml_state import FakeGpu, FakeState
 
 
 def reading(*gpus: FakeGpu, **facts: Any) -> Reading:

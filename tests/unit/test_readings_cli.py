@@ -13,7 +13,8 @@ from sentinel.agent.driver import NVML_VARIABLE
 from sentinel.cli.main import main
 from sentinel.cli.recording import FORMAT, header, line
 from sentinel.model import Reading
-from sentinel.testing.nvml import STATE_FILE, FakeState, gb200_tray
+from sentinel.testing.nvml_kinds import gb200_tray
+from sentinel.testing.nvml_state import STATE_FILE, FakeState
 
 
 @pytest.fixture

@@ -26,7 +26,9 @@ from sentinel.agent.driver_protocol import Listens, Pauses, Said
 from sentinel.config import AgentSettings
 from sentinel.model import Finding
 from sentinel.testing.kmsg import KERNEL, USER, record
-from sentinel.testing.nvml import NOT_SUPPORTED, STATE_FILE, FakeNvml, FakeState, gb200_tray
+from sentinel.testing.nvml import FakeNvml
+from sentinel.testing.nvml_kinds import gb200_tray
+from sentinel.testing.nvml_state import NOT_SUPPORTED, STATE_FILE, FakeState
 
 FAKE = "sentinel.testing.nvml:from_file"
 QUICK = Pauses(first=0.05, most=0.2, steady=60.0, reopen=0.1, refresh=60.0)
