@@ -29,7 +29,7 @@ import uvloop
 from rivals.load import ready, short, streams
 from rivals.others import OTHERS, Absent, Make
 from rivals.ours import Site
-from rivals.process import CORES, GATEWAY, LOAD, Process, free_port, pin, script
+from rivals.process import CORES, GATEWAY, LOAD, Process, ahead, free_port, pin, script
 
 Numbers = dict[str, float]
 SHOWN = {  # column → key, digits
@@ -147,7 +147,7 @@ def main() -> None:
     if unknown := set(names) - set(every):
         parser.error(f"--only: {', '.join(sorted(unknown))} is not measured here; wanted names out of {', '.join(every)}")
     if given.nice:
-        os.nice(given.nice)
+        ahead(given.nice)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     pin(LOAD)

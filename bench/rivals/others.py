@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rivals.install import HOME, PINS
-from rivals.process import script
+from rivals.process import free_port, script
 from rivals.worker import MODEL
 
 
@@ -106,12 +106,12 @@ def envoy(folder: Path, port: int, behind: list[int]) -> Start:
 
 def vllm_router(folder: Path, port: int, behind: list[int]) -> Start:
     argv = [wheel("vllm-router", "bin/python"), "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-    return Start([*argv, "--policy", "round_robin", "--log-level", "error", "--prometheus-port", "0", "--worker-urls", *urls(behind)])
+    return Start([*argv, "--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port()), "--worker-urls", *urls(behind)])
 
 
 def smg(folder: Path, port: int, behind: list[int]) -> Start:
     argv = [wheel("smg", "bin/python"), "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
-    quiet = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", "0", "--disable-tokenizer-autoload"]
+    quiet = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port()), "--disable-tokenizer-autoload"]
     return Start([*argv, *quiet, "--worker-urls", *urls(behind)])
 
 
@@ -122,7 +122,11 @@ def litellm(folder: Path, port: int, behind: list[int]) -> Start:
         for url in urls(behind)
     ]
     file = folder / "litellm.json"  # JSON is YAML
-    file.write_text(json.dumps({"model_list": models, "litellm_settings": {"telemetry": False, "num_retries": 0}}), "utf-8")
+    settings = {
+        "model_list": models, "litellm_settings": {"telemetry": False, "num_retries": 0},
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
+    }  # fmt: skip
+    file.write_text(json.dumps(settings), "utf-8")
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION"}
     argv = [program, "--config", str(file), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     return Start([*argv, "--telemetry", "False"], env, 120.0)
