@@ -17,9 +17,11 @@ import aiohttp
 from aiohttp import web
 
 from sentinel.durations import Duration
+from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.alone import AloneAdmission, AloneBreakers, BreakerRules, Limits
-from sentinel.gateway.desk import Desk
+from sentinel.gateway.desk import Desk, Follows
 from sentinel.gateway.server import Gateway
+from sentinel.gateway.sessions import Holders
 from sentinel.model import Fleet, Pool, Role, RouteEntry, RoutePool, Routes, Worker, WorkerState
 from sentinel.settings import GatewaySettings
 
@@ -115,21 +117,35 @@ def piece(text: str, by: str) -> dict[str, Any]:
 class Site:
     """One gateway in front of ``stands``. Use as a context; what is not set stands at its default, but for shorter times."""
 
-    def __init__(self, *names: str, keys: Path | None = None, limits: Limits = Limits(), **settings: Any) -> None:  # noqa: B008
-        self.stands = {name: Stand(name) for name in names}
+    def __init__(
+        self,
+        *names: str,
+        keys: Path | None = None,
+        limits: Limits = Limits(),  # noqa: B008
+        beside: Site | None = None,
+        breakers: Follows | None = None,
+        admission: LeaseAdmission | None = None,
+        holders: Holders | None = None,
+        **settings: Any,
+    ) -> None:
+        """``beside``: another gateway, whose workers this one shares. ``breakers``, ``admission``, ``holders``: shared ones, which
+        whoever made them starts and stops."""
+        self.beside, self._holders = beside, holders
+        self.stands = beside.stands if beside else {name: Stand(name) for name in names}
         times = {"first_byte": Duration(5.0), "answer": Duration(5.0), "stall": Duration(5.0), "drain": Duration(2.0)}
         self.settings = GatewaySettings(listen="127.0.0.1:0", admin="127.0.0.1:0", keys=keys, **{**times, **settings})
-        self.admission = AloneAdmission(limits)
-        self.breakers = AloneBreakers(BreakerRules(volume=1000))
+        self.admission = admission or AloneAdmission(limits)
+        self.breakers = breakers or AloneBreakers(BreakerRules(volume=1000))
         self.gateway: Gateway
         self.http: aiohttp.ClientSession
 
     async def __aenter__(self) -> Site:
-        for stand in self.stands.values():
+        for stand in () if self.beside else self.stands.values():
             await stand.start()
         workers = tuple(Worker(name=s.name, pool="p", url=s.url) for s in self.stands.values())
         fleet = Fleet(pools=(Pool(name="p", model=MODEL),), workers=workers)
-        self.gateway = Gateway(Desk(self.settings, fleet, breakers=self.breakers, admission=self.admission))
+        desk = Desk(self.settings, fleet, breakers=self.breakers, admission=self.admission, holders=self._holders)
+        self.gateway = Gateway(desk)
         self.route()
         await self.gateway.start()
         self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -138,7 +154,7 @@ class Site:
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
         await self.gateway.stop()
-        for stand in self.stands.values():
+        for stand in () if self.beside else self.stands.values():
             await stand.stop()
 
     def route(self, version: int = 1, **states: WorkerState) -> None:

@@ -5,6 +5,7 @@ not decoded. What always holds:
 
 * The worker gets the client's own bytes, whatever is read here.
 * A body that is no JSON object, or names no model, is refused with a sentence; every other oddity is the worker's to judge.
+* A request that goes on from a response (``previous_response_id``) belongs to the worker that holds it, whatever its session.
 * The session is told by the first of: the header ``x-session-id``, ``prompt_cache_key``, ``user``, the conversation's beginning
   (up to its first user message, which every later turn repeats). It never leaves this process.
 """
@@ -35,6 +36,7 @@ class _Body(msgspec.Struct):
     stream: Any = None
     user: Any = None
     prompt_cache_key: Any = None
+    previous_response_id: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
@@ -48,13 +50,15 @@ class _Message(msgspec.Struct):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """``session`` "": none that could be told. ``goes_on``: the conversation was answered before, so some worker has its KV."""
+    """``session`` "": none that could be told. ``goes_on``: the conversation was answered before, so some worker has its KV.
+    ``previous``: the response that it goes on from, by its id; "": none."""
 
     model: str
     stream: bool
     session: str
     goes_on: bool
     tokens: int  # estimated, prompt and answer
+    previous: str = ""
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -84,7 +88,8 @@ def read(body: bytes, kind: Kind, session: str = "") -> Ask:
         (n for n in (told.max_completion_tokens, told.max_tokens, told.max_output_tokens) if type(n) is int and 0 <= n < 1 << 32),
         0 if kind is Kind.EMBEDDING else TOKENS_ELSE,
     )
-    return Ask(told.model, told.stream is True, session, goes_on, len(body) // 4 + limit)
+    previous = told.previous_response_id if kind is Kind.RESPONSE and isinstance(told.previous_response_id, str) else ""
+    return Ask(told.model, told.stream is True, session, goes_on, len(body) // 4 + limit, previous)
 
 
 def _beginning(told: _Body, kind: Kind) -> tuple[bytes, bool]:

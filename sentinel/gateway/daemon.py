@@ -30,6 +30,7 @@ from sentinel.gateway.guard_meters import GuardMeters
 from sentinel.gateway.models import configured
 from sentinel.gateway.processes import PROCESS, Child, Processes
 from sentinel.gateway.server import Gateway
+from sentinel.gateway.sessions import Holders
 from sentinel.gateway.xds import Endpoints
 from sentinel.heap import settle
 from sentinel.model import Fleet, Routes
@@ -39,6 +40,7 @@ from sentinel.store.admission import AdmissionRecords
 from sentinel.store.breakers import BreakerRecords
 from sentinel.store.gateways import Gateways
 from sentinel.store.rates import RateRecords
+from sentinel.store.responses import ResponseRecords
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +112,7 @@ def build(
     key = read_secret(own.worker_key_file, "gateway.worker_key_file") if own.worker_key_file else ""
     desk = Desk(
         own, settings.fleet(), breakers=breakers, admission=admission, frontend=settings.dynamo.frontend, worker_key=key,
-        limits=admission.picture,
+        limits=admission.picture, holders=Holders(ResponseRecords(store)),
     )  # fmt: skip
     desk.meters.registry.register(GuardMeters(admission, breakers))
     xds = Endpoints(own.xds_dir) if own.xds_dir and process == 0 else None

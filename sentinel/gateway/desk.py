@@ -18,7 +18,7 @@ from sentinel.gateway.guards import Admission, Breakers
 from sentinel.gateway.keys import Keys
 from sentinel.gateway.meters import Meters, gauges
 from sentinel.gateway.models import Plan
-from sentinel.gateway.sessions import Homes
+from sentinel.gateway.sessions import Holders, Homes
 from sentinel.gateway.upstream import Origin
 from sentinel.model import Fleet, Routes
 from sentinel.settings import GatewaySettings
@@ -42,15 +42,17 @@ class Desk:
         frontend: str = "",
         worker_key: str = "",
         limits: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        holders: Holders | None = None,
     ) -> None:
-        """``frontend``: base URL of the Dynamo frontend. ``limits``: how each limit stands, for the metrics. Raises ConfigError
-        when the file of keys is wrong."""
+        """``frontend``: base URL of the Dynamo frontend. ``limits``: how each limit stands, for the metrics. ``holders``: what all
+        gateways share; None: this one is alone. Raises ConfigError when the file of keys is wrong."""
         self.settings, self.fleet, self.frontend = settings, fleet, frontend
         self.keys = Keys(settings.keys)
         self.worker_key = worker_key.encode()
         self.guards = Guards(breakers, admission)
         self.breakers, self._limits = breakers, limits
-        self.homes = Homes()
+        self.homes: Homes[str] = Homes()
+        self.holders = holders or Holders()
         self.meters = Meters(self._gauges)
         self.routes = Routes()
         self.plan = Plan(self.routes, fleet, frontend)

@@ -27,7 +27,8 @@ from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
 from sentinel.gateway.guards import Outcome, Refusal
 from sentinel.gateway.incoming import MODELS, Incoming, receive
 from sentinel.gateway.prefill import Prefill
-from sentinel.gateway.routing import choose, idlest
+from sentinel.gateway.routing import choose, idlest, keeper
+from sentinel.gateway.sessions import first_id, response_id
 from sentinel.gateway.stream import Relay
 from sentinel.model import Role, RouteEntry, Routes
 
@@ -84,7 +85,7 @@ class Forward:
         if over := await self._desk.guards.admission.enter(x.tenant):
             raise self._refused(x, over, 0)
         self._budget.earn()
-        order = self._order(x, routes)
+        order = await self._held(x, routes) or self._order(x, routes)
         attempt = await self._place(x, order, self._queue_s)
         outcome = "gone"
         try:
@@ -105,6 +106,13 @@ class Forward:
                 attempt.outcome = Outcome.IGNORED
             attempt.end()
             self._desk.meters.requests[attempt.pool, attempt.entry.worker, x.tenant, outcome] += 1
+
+    async def _held(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry] | None:
+        """The one worker that can go on from a response; None: the request names none, or nobody knows who has it."""
+        if not x.ask.previous:
+            return None
+        entry = keeper(routes, await self._desk.holders.of(x.tenant, x.ask.previous))
+        return iter((entry,)) if entry else None
 
     def _order(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry]:
         load = self._desk.guards.load
@@ -242,10 +250,14 @@ class Forward:
         if body is not None:
             connection.done()
             attempt.connection = None
+            if x.kind is Kind.RESPONSE and head.status < 300:
+                await desk.holders.keep(x.tenant, response_id(body), worker)
             client.begun = True
             client.out.write(_head(x, head, len(body), keep=keep) + body)
             return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
         keep = keep and not (x.old and head.size is None)
+        if x.kind is Kind.RESPONSE and head.status < 300:
+            desk.holders.keep_soon(x.tenant, first_id(connection.early), worker)
         flow = desk.meters.flow(attempt.pool, worker)
         relay = Relay(
             client, connection, head, flow, stall_s=self._stall_s, old=x.old, responses=x.kind is Kind.RESPONSE

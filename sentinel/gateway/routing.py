@@ -64,6 +64,11 @@ def choose(
         yield from (e for e in ranked if stay is None or e.worker != stay.worker)
 
 
+def keeper(routes: Routes, worker: str) -> RouteEntry | None:
+    """The worker, for something that it alone has, while it keeps its sessions: however much it has to do, nobody else will do."""
+    return next((e for pool in routes.pools for e in pool.workers if e.worker == worker and _keeps(e)), None)
+
+
 def idlest(routes: Routes, role: Role, draw: str, load: Mapping[str, int]) -> Iterator[RouteEntry]:
     """For requests that belong to no session: by weight to a pool, there to whoever has the least to do for its capacity.
 

@@ -119,6 +119,11 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(Broken(Trouble.FIRST_BYTE, f"nothing of an answer came within {patience_s:g} s"))
 
     @property
+    def early(self) -> bytes:
+        """What has come of the body before anybody took it."""
+        return self._early
+
+    @property
     def silent(self) -> bool:
         """Whether not one byte of an answer has come."""
         return self.head is None and not self._early
