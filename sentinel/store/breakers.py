@@ -6,7 +6,7 @@ This module exists so that all gateways go by one truth. What always holds here:
 * Never more than the policy's share of a pool is open, tested with the opening itself; past that the pool is marked as in panic.
 * A half-open worker gets as many probes as the policy says, over all gateways together. Each is a lease: the probe of a holder
   that died is free again when its own lease ends, however often others ask meanwhile.
-* What a person or the controller pinned holds until it expires, whatever is reported.
+* What a person or the controller pinned holds until it expires, whatever is reported; a person's pin is not the controller's to change.
 
 A worker without a record is closed, at version 0: so is every worker of a store that lost its data.
 """
@@ -25,6 +25,7 @@ from sentinel.store.errors import StoreError
 if TYPE_CHECKING:
     from sentinel.store.client import Store
 
+PINS_BY = "sentinel"  # the controller itself, as the script knows it
 LISTEN_S = 5.0  # after so long without a push, look whether this is still the server to listen to
 State = Literal["closed", "open", "half_open"]
 Outcome = Literal["fine", "failed", "neutral"]
@@ -32,8 +33,9 @@ Outcome = Literal["fine", "failed", "neutral"]
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker's breaker at one moment. ``left``, ``pin_left``, ``panic_left``: milliseconds still to go; ``since`` and ``now``:
-    milliseconds since the epoch by the server's clock. ``volume``, ``failed`` and ``hosts`` (those that saw failures, with spaces
-    between) are of the window, and only where evidence was asked for."""
+    milliseconds since the epoch by the server's clock. ``volume`` and ``failed`` are of the window, and only where evidence was
+    asked for. ``hosts``, with spaces between: those that saw what opened it; of a closed one those that saw failures in the window,
+    likewise."""
 
     worker: str
     pool: str
@@ -102,7 +104,8 @@ class BreakerRecords:
     async def pin(
         self, worker: str, pool: str, state: Literal["open", "closed", ""], *, lasts_s: float, by: str, why: str = ""
     ) -> Standing:
-        """Hold it open or closed for ``lasts_s`` seconds whatever is reported; "" takes the pin away."""
+        """Hold it open or closed for ``lasts_s`` seconds whatever is reported; "" takes the pin away. ``by``: a person, or
+        ``PINS_BY``, which changes no person's pin: what then stands is returned."""
         args = [state, f"{lasts_s * 1000:.0f}", by, why]
         return _standing(await self._ask("pin", worker, pool, self._keys(worker, pool), args, sure=True))
 

@@ -63,7 +63,11 @@ class Gateways:
 
     async def acked(self, version: int) -> bool:
         """Whether every gateway that is there obeys ``version`` or a newer table; True as well when there is none."""
-        return all(p.version >= version for p in await self.all() if p.left_s > 0)
+        return not await self.behind(version)
+
+    async def behind(self, version: int) -> list[str]:
+        """Names of those that are there and obey an older table than ``version``."""
+        return sorted({p.name for p in await self.all() if p.left_s > 0 and p.version < version})
 
     async def lost(self) -> list[str]:
         """Names of those that went silent without a goodbye."""

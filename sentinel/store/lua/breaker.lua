@@ -9,12 +9,13 @@
 --   permit  id                                                   → what stands, and 1 when the probe may go
 --   ended   id, 'fine' | 'failed' | 'neutral', draw in [0, 1)    → what stands
 --   renew   ids of probes                                        → how many of them are still held
---   pin     'open' | 'closed' | '', lasts (ms), by, why          → what stands
+--   pin     'open' | 'closed' | '', lasts (ms), by, why          → what stands; a person's pin is not sentinel's to change
 --   list    number of pools, 1 for evidence, then the pools' names, then per record: worker, pool   → one for each key
 -- A reporter is written host/process: hosts are what must agree. A record holds state, version (rises with every transition and
--- with the clock, also over a store that lost its data), until, trips, since, wins, why, pin, pin_until, pin_by, one field
--- 'r:reporter' with what it saw in each second, one 'p:id' with the end of each probe's lease, and one 'w:id' for each that succeeded:
--- it is told 'fine' with its first byte, and 'failed' as well when the rest of its answer broke.
+-- with the clock, also over a store that lost its data), until, trips, since, wins, why, seen_by (hosts that saw what opened it,
+-- with spaces between), pin, pin_until, pin_by, one field 'r:reporter' with what it saw in each second, one 'p:id' with the end of
+-- each probe's lease, and one 'w:id' for each that succeeded: it is told 'fine' with its first byte, and 'failed' as well when the
+-- rest of its answer broke.
 local function clock()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -38,9 +39,9 @@ local KEPT = 86400000  -- a record that nobody touches for a day is forgotten
 local function whole(n) return string.format('%.0f', n) end
 
 local function load(key)
-  local f = redis.call('HMGET', key, 'state', 'version', 'until', 'trips', 'since', 'wins', 'pin', 'pin_until', 'pin_by', 'why')
+  local f = redis.call('HMGET', key, 'state', 'version', 'until', 'trips', 'since', 'wins', 'pin', 'pin_until', 'pin_by', 'why', 'seen_by')
   local r = { key = key, state = f[1] or 'closed', version = tonumber(f[2]) or 0, ends = tonumber(f[3]) or 0, trips = tonumber(f[4]) or 0,
-    since = tonumber(f[5]) or 0, wins = tonumber(f[6]) or 0, pin = '', pin_ends = 0, pin_by = '', why = f[10] or '' }
+    since = tonumber(f[5]) or 0, wins = tonumber(f[6]) or 0, pin = '', pin_ends = 0, pin_by = '', why = f[10] or '', seen_by = f[11] or '' }
   if f[7] and (tonumber(f[8]) or 0) > now then
     r.pin, r.pin_ends, r.pin_by = f[7], tonumber(f[8]), f[9] or ''
   end
@@ -60,11 +61,15 @@ local function fields(key, kind)  -- field without its kind → value
   return found
 end
 
+local function host_of(reporter)
+  return string.match(reporter, '^(.*)/[^/]*$') or reporter
+end
+
 local function counted(key)  -- requests and failures in the window; hosts that saw traffic, and failures
   local c = { volume = 0, failed = 0, seen = 0, sick = 0, hosts = {} }
   local seen, sick = {}, {}
   for reporter, told in pairs(fields(key, 'r:')) do
-    local host = string.match(reporter, '^(.*)/[^/]*$') or reporter
+    local host = host_of(reporter)
     for second, fine, failed in string.gmatch(told, '(%d+) (%d+) (%d+)') do
       if tonumber(second) > cut then
         c.volume, c.failed, seen[host] = c.volume + fine + failed, c.failed + failed, true
@@ -84,10 +89,11 @@ end
 local function told(r, name, of, panic, evidence)
   local m = { worker = name, pool = of, state = r.state, version = r.version, left = math.max(0, r.ends - now), trips = r.trips,
     since = r.since, wins = r.wins, why = r.why, pin = r.pin, pin_left = math.max(0, r.pin_ends - now), pin_by = r.pin_by,
-    panic_left = math.max(0, redis.call('PTTL', panic)), now = now }
+    panic_left = math.max(0, redis.call('PTTL', panic)), now = now, hosts = r.seen_by }
   if evidence then
     local c = counted(r.key)
-    m.volume, m.failed, m.hosts = c.volume, c.failed, table.concat(c.hosts, ' ')
+    m.volume, m.failed = c.volume, c.failed
+    if r.state == 'closed' then m.hosts = table.concat(c.hosts, ' ') end
   end
   return cjson.encode(m)
 end
@@ -107,15 +113,21 @@ local function turn(r, state, ends, why)
   for id in pairs(fields(r.key, 'p:')) do redis.call('HDEL', r.key, 'p:' .. id) end
   for id in pairs(fields(r.key, 'w:')) do redis.call('HDEL', r.key, 'w:' .. id) end
   r.state, r.version, r.ends, r.since, r.wins, r.why = state, math.max(r.version + 1, now), ends, now, 0, why
+  if state == 'closed' then r.seen_by = '' end
   redis.call('HSET', r.key, 'state', state, 'version', whole(r.version), 'until', whole(ends), 'trips', whole(r.trips),
-    'since', whole(now), 'wins', '0', 'why', why)
+    'since', whole(now), 'wins', '0', 'why', why, 'seen_by', r.seen_by)
   keep(r)
   return publish(r)
 end
 
-local function open(r, draw, why)
+local function open(r, draw, why, hosts)  -- hosts: one or more, with spaces between
   local calm = r.state == 'closed' and r.since > 0 and now - r.since > longest
   r.trips = calm and 1 or r.trips + 1
+  for host in string.gmatch(hosts, '%S+') do
+    if not string.find(' ' .. r.seen_by .. ' ', ' ' .. host .. ' ', 1, true) and #r.seen_by < 500 then
+      r.seen_by = r.seen_by == '' and host or r.seen_by .. ' ' .. host
+    end
+  end
   local lasts = math.min(longest, base * r.trips) * (1 + jitter * draw)
   return turn(r, 'open', now + math.floor(lasts), why)
 end
@@ -178,7 +190,7 @@ if verb == 'failed' then
     return publish(r)
   end
   local why = whole(c.failed) .. ' of ' .. whole(c.volume) .. ' requests failed in ' .. whole(window) .. ' s, seen by ' .. table.concat(c.hosts, ', ')
-  return open(r, draw, why)
+  return open(r, draw, why, table.concat(c.hosts, ' '))
 end
 
 if verb == 'permit' then
@@ -207,7 +219,7 @@ if verb == 'ended' then
   local broke = ARGV[15] == 'failed' and redis.call('HEXISTS', r.key, 'w:' .. ARGV[14]) == 1  -- an answer that had begun well
   redis.call('HDEL', r.key, 'p:' .. ARGV[14])
   if r.state ~= 'half_open' or not (held or broke) then return told(r, worker, pool, KEYS[2]) end
-  if ARGV[15] == 'failed' then return open(r, tonumber(ARGV[16]), 'a probe failed') end
+  if ARGV[15] == 'failed' then return open(r, tonumber(ARGV[16]), 'a probe failed', host_of(ARGV[14])) end
   if ARGV[15] == 'fine' then
     r.wins = r.wins + 1
     if r.wins >= probes then return turn(r, 'closed', 0, whole(r.wins) .. ' probes succeeded') end
@@ -229,6 +241,8 @@ if verb == 'renew' then
 end
 
 if verb == 'pin' then
+  local ours = ARGV[16] == 'sentinel'
+  if ours and ((r.pin ~= '' and r.pin_by ~= 'sentinel') or (r.pin == '' and ARGV[14] == '')) then return told(r, worker, pool, KEYS[2]) end
   r.pin, r.pin_ends, r.pin_by = ARGV[14], ARGV[14] == '' and 0 or now + tonumber(ARGV[15]), ARGV[16]
   r.version = math.max(r.version + 1, now)
   if ARGV[17] ~= '' then r.why = ARGV[17] end
