@@ -26,6 +26,8 @@ def tend(
             over = systemic.over(incident) if p.now - incident.opened_at > p.policy.timing.silent_after else ""
             if over:
                 systemic.end(incident, over)
+            else:
+                systemic.call(incident)
             continue
         rule = p.rules.rule_for(incident.findings[0]) if incident.findings else None
         drains, held = incidents.answering(incident, drains_by_place), incident.id in kept

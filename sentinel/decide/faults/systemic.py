@@ -4,6 +4,10 @@ What always holds: while a check is systemic, no budgeted drain rests on it and 
 incidents of those nodes are merged into one whose culprit is the fleet. It ends when the check is no longer present, or when no
 node has turned bad for a whole window and fewer are left than make one: two nodes that wait for a part must not hide the next
 fault for a week. Those that are left are judged one by one again.
+
+One cause may show as several checks. Two checks that have turned bad on the same two nodes within a window count together, node by
+node: each is systemic when the nodes of both make one, or when the other is already, and then nobody is called a second time. One
+node that shows both is no reason: a rollout over the whole fleet must not hide an engine that freezes by itself meanwhile.
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ from collections.abc import Callable
 
 from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.rules.policy import Rule
+from sentinel.decide.state.mode import quiet
 from sentinel.decide.state.picture import Picture
-from sentinel.model import Component, Finding, Incident, Kind, Response, Severity, Step
+from sentinel.model import Component, Finding, Incident, Kind, Response, Severity, Step, Urgency
 
+_TOGETHER = 2  # nodes that show both make two checks one cause (judgement: one is chance)
+_PART = "part of a cause"  # step: it was not called for, since another of the same cause was
 _TURNED = ("found", "also found")  # steps: a node has turned bad
 
 
@@ -49,20 +56,39 @@ class Systemic:
         """
         if rule.response is Response.NONE and not rule.page:
             return None  # a crash that spreads over many trays is on record, not an emergency
-        if echo is not None and not self.frozen(finding.check):
-            return next((s for f in echo.findings if (s := self.incident_of(f.check)) is not None), None)
+        known = self.incident_of(finding.check)
+        if known and not self._news(finding):
+            return known
         nodes = self._turned.setdefault(finding.check, {})
         nodes.pop(finding.component.node, None)  # the latest stands last, so that what is too old stands first
         nodes[finding.component.node] = self.p.now
         while self.p.now - nodes[first := next(iter(nodes))] > self.p.policy.systemic.window:
             del nodes[first]
-        known = self.incident_of(finding.check)
         if known:
-            return self.incidents.fold(known, finding) if self._news(finding) else known
+            return self.incidents.fold(known, finding)
+        if echo is not None:
+            return next((s for f in echo.findings if (s := self.incident_of(f.check)) is not None), None)
         expected = max(among or len(self.p.nodes), 1)
-        if len(nodes) < self._many(expected):
+        together = {} if among else self._together(finding.check)
+        cause = next((i for check in together if (i := self.incident_of(check)) is not None), None)
+        seen = set(nodes).union(*together.values()) if cause is None else set(nodes)
+        if cause is None and len(seen) < self._many(expected):
             return None
-        return self._open(rule, finding, f"{len(nodes)} of {expected} {'domains' if among else 'nodes'}")
+        beside = f" (with {', '.join(together)})" if together else ""
+        return self._open(rule, finding, f"{len(seen)} of {expected} {'domains' if among else 'nodes'}{beside}", cause)
+
+    def _together(self, check: str) -> dict[str, set[str]]:
+        """The other checks that have turned bad on the same nodes lately → all nodes of each. What a pattern says joins nothing."""
+        mine, since = set(self._turned[check]), self.p.now - self.p.policy.systemic.window
+        found: dict[str, set[str]] = {}
+        for other, turned in self._turned.items():
+            if other == check or other.startswith("rack.") or check.startswith("rack."):
+                continue
+            theirs = {node for node, at in turned.items() if at >= since}
+            both = len(mine & theirs)
+            if both >= _TOGETHER and 2 * both >= min(len(mine), len(theirs)):
+                found[other] = theirs
+        return found
 
     def _news(self, finding: Finding) -> bool:
         """Whether this has turned bad since its incident was told of it: a node that goes on being bad is written down once."""
@@ -72,9 +98,17 @@ class Systemic:
         folded[finding.component] = since
         return news
 
-    def _open(self, rule: Rule, finding: Finding, many: str) -> Incident:
-        at, cause = self.p.now, self.p.cause
+    def _open(self, rule: Rule, finding: Finding, many: str, cause: Incident | None) -> Incident:
+        """``cause``: the systemic incident of another check that this one is part of, if any."""
+        at, by = self.p.now, self.p.cause
         summary = f"{finding.check} on {many} within {self.p.policy.systemic.window / 60:g} min"
+        steps = [
+            Step(at=at, what="found", why=f"{summary}: one cause, not so many faults", cause=by, rule="systemic"),
+            Step(at=at, what="frozen", why=_frozen(rule, finding.check), cause=by),
+        ]
+        called = cause is not None and self._calls(cause, rule)
+        if cause is not None and called:
+            steps.append(Step(at=at, what=_PART, why=f"{cause.id}: {systemic_check(cause)} came to the same nodes", cause=by))
         incident = Incident(
             id=self.p.new_id("inc"),
             key=f"systemic/{finding.check}",
@@ -84,10 +118,7 @@ class Systemic:
             severity=Severity.WARNING,
             summary=summary,
             findings=(finding,),
-            history=(
-                Step(at=at, what="found", why=f"{summary}: one cause, not so many faults", cause=cause, rule="systemic"),
-                Step(at=at, what="frozen", why=f"no automatic drain on {finding.check} until it ends", cause=cause),
-            ),
+            history=tuple(steps),
         )
         incident = self.p.put_incident(incident)
         for other in self.p.open_incidents():
@@ -96,8 +127,31 @@ class Systemic:
                 # A fact is acted on one by one, and stays on record for whoever cannot be drained (a standby) or is held in.
                 if not drains and (rule.budgeted or not self.incidents.demands(other)):
                     self.incidents.close(other, f"part of {incident.id}: {summary}", merged_into=incident.id)
-        ask = "one cause for all of them: stop the rollout or mend the monitor"
-        return self.incidents.page(incident, rule.page or "warning", ask, rule=rule)
+        if cause is None or not called:
+            return self._call(incident, rule)
+        cause = self.incidents.note(cause, "also seen as", f"{finding.check}: {incident.id}")
+        if cause.paged in ("triggered", "acknowledged"):
+            self.incidents.update(cause, Urgency(_rule_page(self.p.rules.rule_for(cause.findings[0]))), f"also seen as {summary}")
+        return incident
+
+    def _call(self, incident: Incident, rule: Rule) -> Incident:
+        check = systemic_check(incident)
+        ask = f"one cause for all of them: stop the rollout or mend the monitor; {_frozen(rule, check)}"
+        return self.incidents.page(incident, _rule_page(rule), ask, rule=rule)
+
+    def _calls(self, cause: Incident, rule: Rule) -> bool:
+        """Whether somebody is called for ``cause``, and as urgently as this rule would."""
+        other = self.p.rules.rule_for(cause.findings[0]) if cause.findings else None
+        loudness = list(Urgency).index
+        return not quiet(self.p, cause, other) and loudness(Urgency(_rule_page(other))) <= loudness(Urgency(_rule_page(rule)))
+
+    def call(self, incident: Incident) -> None:
+        """On ticks: nobody has been called for it, and whoever was called for its cause is called no more; or the mode forbade it."""
+        part = next((s.why.partition(":")[0] for s in incident.history if s.what == _PART), "")
+        cause = self.p.incidents.get(part)
+        rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
+        if not incident.paged and rule is not None and (cause is None or cause.closed_at is not None):
+            self._call(incident, rule)
 
     def _many(self, expected: int) -> float:
         rules = self.p.policy.systemic
@@ -166,6 +220,19 @@ class Systemic:
     def _there(self, finding: Finding) -> bool:
         condition = self.p.conditions.get(finding.component, finding.check)
         return condition is not None and condition.present
+
+
+def _rule_page(rule: Rule | None) -> str:
+    return (rule.page if rule is not None else "") or Urgency.WARNING.value
+
+
+def _frozen(rule: Rule, check: str) -> str:
+    """What is held back while a check is systemic, and what is done all the same."""
+    if rule.response is Response.NONE:
+        return f"nobody is drained for {check} at any time, nor called for single nodes until it ends"
+    if rule.budgeted:
+        return f"nobody is taken out on {check} alone until it ends; facts (a GPU that is gone, a process that is not there) still leave"
+    return f"{check} is a fact: whoever shows it still leaves service at once; only the calls for single nodes are held back"
 
 
 def systemic_check(incident: Incident) -> str:
