@@ -43,7 +43,6 @@ MOVES: dict[tuple[DrainState, str], DrainState] = {
     (S.VERIFYING, "passed"): S.RETURNING,
     (S.VERIFYING, "failed"): S.OUT,
     (S.RETURNING, "rerouted"): S.DONE,
-    (S.RETURNING, "failed"): S.OUT,
     (S.RETURNING, "again"): S.REQUESTED,  # it has traffic already: out the way it went before
     (S.REQUESTED, "cancel"): S.RETURNING,
     (S.REQUESTED, "eased"): S.EASED,  # cordoned: it keeps what it has

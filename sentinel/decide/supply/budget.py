@@ -2,7 +2,8 @@
 
 What always holds: a drain that is budgeted never takes a role of a pool below its floor, never more than a share of the role
 at once, no second worker of an NVLink domain past its share, never more than the configured number per window; a drain of what is
-already dead is never held back; and what is held back is said in one sentence with what would unblock it.
+already dead is never held back; who is on the way back counts as back once whatever routes to it has said so; and what is held back
+is said in one sentence with what would unblock it.
 
 The floor is a share of what the pool can carry. A role that has more than the other one can use (the surplus of a pool off its
 prefill:decode ratio) may give that much more, but only where its demand is measured and leaves it idle: a ratio that is
@@ -17,7 +18,7 @@ from itertools import islice
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.supply.table import Table
 from sentinel.decide.supply.worth import NEAR, roles_of
-from sentinel.model import Pool, Response, Role, Worker
+from sentinel.model import DrainState, Pool, Response, Role, Worker
 
 Demand = Callable[[str, Role], float | None]  # sessions that a pool's role is asked for, with headroom; None: not measured
 
@@ -47,7 +48,7 @@ class Budget:
             return ""
         standing = self.table.standing(pool.name)
         left = self.table.ready[pool.name, role] - self.table.given(worker) + self.table.worth(worker) * keeps
-        left -= sum(self._shadows(pool, role, worker).values())
+        left -= sum(self._shadows(pool, role, worker).values()) + self._unconfirmed(pool, role, worker)
         line = pool.floor * total
         if standing.whole < total - NEAR:
             needed = self.demand(pool.name, role)
@@ -62,6 +63,12 @@ class Budget:
             f"{standing.whole:g} sessions, below its floor of {pool.floor:.0%} ({line:g}); "
             f"{f'return {back}, add' if back else 'add'} {role.value} workers, or drain {worker.name} by hand"
         )
+
+    def _unconfirmed(self, pool: Pool, role: Role, but: Worker) -> float:
+        """Sessions that the table gives to others of this role of whom nobody has confirmed yet that they take them again."""
+        returning = (self.p.workers.get(d.worker) for d in self.p.open_drains() if d.state is DrainState.RETURNING)
+        mine = (w for w in returning if w is not None and w is not but and w.pool == pool.name and role in roles_of(w))
+        return sum(self.table.given(w) for w in mine)
 
     def _share(self, pool: Pool, role: Role, worker: Worker, keeps: float) -> str:
         total = self._total(pool, role)

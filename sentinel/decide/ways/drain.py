@@ -7,7 +7,8 @@ This module exists so that taking out and bringing back is one thing with one me
 * A drain in a working state always has an effect outstanding, or gets it again on a tick: none is ever stuck in silence.
 * A worker does not return while anything that would take it out again still stands, unless a person holds it in.
 * A drain of a worker that the configuration does not name now stands still; it goes on when the worker is there again.
-* After ``unknown_tries`` tries without an answer, and when a repair fails for good, a person is asked and it stays out.
+* After ``unknown_tries`` tries without an answer a person is asked. A repair or start then stays out, as does a repair that fails for
+  good; a worker that is well and tested stays on its way back, and is tried on: a serving layer without an answer costs no capacity.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Drains:
             return None  # the stop behind it in the same lane is what counts
         if tries < timing.unknown_tries:
             return None
-        if verb in ("repair", "start", "reroute"):
+        if verb in ("repair", "start"):  # of who is well and tested nothing is taken back because whatever routes to it is mute
             drain = self.move(drain, "failed", f"{verb} gave no answer {tries} times: {event.detail}", returns=False)
         elif tries > timing.unknown_tries:
             return None  # a person has been asked already; go on trying
