@@ -180,7 +180,8 @@ class LeaseAdmission:
                 why = f"It wants {wants}, and {_KINDS[scope.kind]} never has more than {scope.limit}."
                 self.refused[scope.kind] += 1
                 return Refusal(limit=scope.kind, why=why, retry_after_s=RETRY_MAX_S)
-        known = now < short.short_until or self.tenure.slow(now)
+        # While the store is slow the last answer stands; a limit of which it never said that it is used up is not known to be.
+        known = now < short.short_until or (self.tenure.slow(now) and (self.tenure.away or short.short_until > 0))
         expected = short.wait(lane.tenant, amount, now) if known else None
         if self._waiting >= self._settings.queue or (known and (wait_s <= 0 or (expected or 0.0) > wait_s * HOPE)):
             return self._refusal(short if self._waiting < self._settings.queue else None, expected)
