@@ -14,7 +14,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -54,8 +54,8 @@ class AloneBreakers:
         self._size: Counter[str] = Counter()
         self._ids = itertools.count(1)
 
-    def members(self, pools: Mapping[str, Iterable[str]]) -> None:
-        """The workers in rotation, by pool; what is not among them is forgotten."""
+    def members(self, pools: Mapping[str, Iterable[str]], apart: Collection[str] = ()) -> None:
+        """The workers in rotation, by pool; what is not among them is forgotten. ``apart`` changes nothing here."""
         pool_of = {worker: pool for pool, workers in pools.items() for worker in workers}
         self._size = Counter(pool_of.values())
         self._records = {w: r for w, r in self._records.items() if pool_of.get(w) == r.pool}

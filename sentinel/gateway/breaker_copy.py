@@ -18,12 +18,14 @@ class Copy:
     """``shut``: it is anything but plainly closed, so the slow way must look; ``plain``: the permit while it is closed."""
 
     __slots__ = (
-        "alone", "asking", "dry", "ends", "failed", "fine", "half", "pin", "pin_ends", "plain", "pool", "shut", "state",
-        "version", "worker",
+        "alone", "apart", "asking", "dry", "ends", "failed", "fine", "half", "pin", "pin_ends", "plain", "pool", "shut", "since",
+        "state", "version", "worker",
     )  # fmt: skip
 
-    def __init__(self, worker: str, pool: str) -> None:
-        self.worker, self.pool = worker, pool
+    def __init__(self, worker: str, pool: str, since: float = 0.0) -> None:
+        """``since``: when this gateway began to keep it."""
+        self.worker, self.pool, self.since = worker, pool, since
+        self.apart = False  # it prefills for the pool's others, so its peers are those that do that, too
         self.state: State = "closed"
         self.version = 0
         self.half = 0  # the version of being half-open from which it closed; 0: another way

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import TypeVar
 
 import structlog
@@ -37,14 +37,18 @@ class BreakerView:
         self.away = False  # the store does not answer: this gateway decides alone
         self.trips = self.trips_alone = self.questions = 0  # counters for the metrics
 
-    def members(self, pools: Mapping[str, Iterable[str]]) -> None:
-        """The workers in rotation, by pool: those whose share may be open, and whose breakers are looked after."""
+    def members(self, pools: Mapping[str, Iterable[str]], apart: Collection[str] = ()) -> None:
+        """The workers in rotation, by pool: those whose share may be open, and whose breakers are looked after. ``apart``: of them,
+        those that prefill for the others. Their share is reckoned among themselves: a pool of two prefill workers and eight decoders
+        is lost with the two."""
         wanted = {worker: pool for pool, workers in pools.items() for worker in workers}
         for worker in self._copies.keys() - wanted.keys():
             del self._copies[worker]
         for worker, pool in wanted.items():
-            copy = self._copies.setdefault(worker, Copy(worker, pool))
-            copy.pool = pool
+            copy = self._copies.get(worker)
+            if copy is None:
+                copy = self._copies[worker] = Copy(worker, pool, self._clock())
+            copy.pool, copy.apart = pool, worker in apart
         self._look.set()  # what stands for the new ones
 
     def states(self) -> dict[str, str]:
@@ -104,7 +108,8 @@ class BreakerView:
         if copy is None or copy.alone or (standing.version < copy.version and not lost):
             return
         if standing.state != copy.state and standing.version != copy.version:
-            self.trips += standing.state == "open"
+            seen = now - copy.since >= (standing.now - standing.since) / 1000  # else it opened before this gateway looked
+            self.trips += standing.state == "open" and seen
             log.info("breaker", worker=copy.worker, pool=copy.pool, was=copy.state, now=standing.state, why=standing.why)
         copy.adopt(
             standing.state, standing.version, now + standing.left / 1000 if standing.state == "open" else 0.0,

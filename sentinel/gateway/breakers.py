@@ -201,7 +201,8 @@ class SharedBreakers(BreakerView):
 
     async def _tell_failed(self, copy: Copy) -> None:
         version, (fine, failed) = copy.version, copy.take()
-        others = [c for c in self._copies.values() if c.pool == copy.pool and c is not copy]
+        peers = (c for c in self._copies.values() if (c.pool, c.apart) == (copy.pool, copy.apart))
+        others = [c for c in peers if c is not copy]
         if copy.alone is None:
             try:
                 standing = await self._asked(

@@ -27,7 +27,7 @@ from sentinel.settings import GatewaySettings
 class Follows(Breakers, Protocol):
     """Breakers that are told who is in rotation, and tell how they stand."""
 
-    def members(self, pools: dict[str, list[str]]) -> None: ...
+    def members(self, pools: dict[str, list[str]], apart: frozenset[str] = frozenset()) -> None: ...
     def states(self) -> dict[str, str]: ...
 
 
@@ -73,7 +73,7 @@ class Desk:
 
     def _plan_anew(self) -> None:
         self.plan = Plan(self.routes, self.fleet, self.frontend)
-        self.breakers.members(self.plan.members())
+        self.breakers.members(self.plan.members(), self.plan.prefills)
         for worker, pool in self.plan.pool_of.items():
             self.meters.know(pool, worker)
         urls = set(self.plan.url_of.values())

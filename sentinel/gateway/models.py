@@ -34,6 +34,7 @@ class Plan:
         self.pool_of: dict[str, str] = {}  # worker → pool
         self.url_of: dict[str, str] = {}
         self.state_of: dict[str, WorkerState] = {}
+        self.prefills = frozenset(e.worker for p in routes.pools for e in p.workers if e.role is Role.PREFILL)
         for pool in routes.pools:
             entries = tuple(_collapsed(pool, dynamo, frontend))
             shown = RoutePool(pool=pool.pool, weight=pool.weight, workers=entries)
