@@ -15,6 +15,7 @@ from sentinel.decide import explain
 from sentinel.decide.attribute import Attribution
 from sentinel.decide.capacity import Capacity
 from sentinel.decide.correlate import Correlation
+from sentinel.decide.faults.failing import Failing
 from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.faults.kin import Kin
 from sentinel.decide.faults.signs import Signs
@@ -32,6 +33,7 @@ from sentinel.decide.state.events import (
     FleetLoaded,
     Heard,
     PolicyLoaded,
+    Relayed,
     Reported,
     Restored,
     Tick,
@@ -51,6 +53,7 @@ from sentinel.decide.ways.guard import Modes
 from sentinel.decide.ways.leaving import Leaving
 from sentinel.decide.ways.maintenance import Maintenance
 from sentinel.decide.ways.people import People
+from sentinel.decide.ways.pins import Pins
 from sentinel.decide.ways.respond import Responses
 from sentinel.decide.ways.waiting import Waiting
 from sentinel.model import Component, Finding, Kind, Place, Report
@@ -65,6 +68,7 @@ class Decider:
         self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
         self.silence = Silence(self.p)
+        self.failing = Failing(self.p, self.incidents, self.systemic)
         self.spare = Spare(self.p, self.incidents)
         self.past = Past(self.p)
         self.capacity = Capacity(self.p, self.drains)
@@ -79,7 +83,8 @@ class Decider:
         attribution.respond = self.responses.respond
         self.correlation = Correlation(signs, attribution)
         self.maintenance = Maintenance(self.p, self.drains)
-        self.people = People(self.p, self.drains, self.incidents, self.maintenance)
+        self.pins = Pins(self.p, self.incidents, self.drains)
+        self.people = People(self.p, self.drains, self.incidents, self.maintenance, self.pins)
         self.leaving = Leaving(self.p, self.incidents, self.drains)
         self.old = Old(self.p)
         self._restored = False
@@ -108,6 +113,7 @@ class Decider:
                 self.p.restore(event)
                 self.leaving.come_again()
                 self.past.restore()
+                self.failing.restore()
                 self.correlation.restore()
                 self.drains.pace.restore()
                 self.waiting.take_up()
@@ -120,6 +126,11 @@ class Decider:
                     self._placed(node, None)
             case Watched():
                 self._watched(event)
+            case Relayed():
+                self.p.relays.fold(event)
+                for finding in self.failing.relayed():
+                    self._found(finding)
+                self.pins.relayed()
             case Done():
                 self._done(event)
             case Asked():
@@ -129,6 +140,7 @@ class Decider:
                 self._tick()
         if self._restored and (self.capacity.stale or isinstance(event, Tick)):
             self.capacity.refresh()
+        self.pins.settle()
 
     def status(self) -> dict[str, Any]:
         return explain.status(self.p) | {"spare": self.spare.offers()}
@@ -223,7 +235,8 @@ class Decider:
         self.capacity.measure()
         self.maintenance.tick()
         self._maintained()
-        for finding in (*self.p.topology.over(self.p.now), *self.silence.tick(), *self.past.tick(), *self.capacity.shortage.tick()):
+        silent, short, failing = self.silence.tick(), self.capacity.shortage.tick(), self.failing.tick()
+        for finding in (*self.p.topology.over(self.p.now), *silent, *self.past.tick(), *short, *failing):
             self._found(finding)
         for ask in self.drains.tick():
             ask_person(self.p, self.incidents, *ask)
@@ -269,6 +282,10 @@ class Decider:
     def _judge(self, rule: Rule, finding: Finding, change: Change) -> None:
         """What was raised, or came again: whose incident it is, and what is done about it."""
         p = self.p
+        joined = self.failing.joins(finding)
+        if joined is not None:
+            self.incidents.fold(joined, finding)
+            return
         explained = self.correlation.take(rule, finding, change)
         if explained is not None and not self.correlation.accuses(explained, finding):
             return
@@ -286,6 +303,7 @@ class Decider:
         if incident is None:
             incident = self.incidents.open(rule, finding)
             self.kin.take_over(rule, finding)
+            self.failing.taken_over(rule, finding, p.incidents[incident.id])
         elif change is not Change.AGAIN:
             incident = self.incidents.fold(incident, finding)
         self.responses.respond(incident, rule, finding)

@@ -15,7 +15,7 @@ from sentinel.decide.rack.placed import placed
 from sentinel.decide.state import planned
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.supply.worth import Standing, given_to, survey, worth
-from sentinel.model import Incident, Role, Step, Worker, WorkerState
+from sentinel.model import Drain, DrainState, Incident, Role, Step, Worker, WorkerState
 
 _LATELY_S = 60.0  # what the mode forbids is tried again on every tick
 
@@ -45,6 +45,7 @@ def status(p: Picture) -> dict[str, Any]:
         "holds": [_plain(h) for h in p.holds.values()],
         "routes_version": p.routes.version,
         "deaf": p.deaf,
+        "gateways": [{"gateway": r.name, "obeys": r.version, "there": r.there} for r in p.relays.replicas],
     }
 
 
@@ -76,7 +77,24 @@ def _worker(p: Picture, worker: Worker) -> dict[str, Any]:
         "drain": drain.id if drain else None,
         "drain_state": drain.state.value if drain else None,
         "why": drain.reason if drain else "",
+        **({"breaker": told} if (told := _breaker(p, worker.name)) else {}),
+        **({"waits_for": behind} if (behind := _waits_for(p, drain)) else {}),
     }
+
+
+def _breaker(p: Picture, worker: str) -> dict[str, Any]:
+    """What the gateways told last of its breaker, where that is not plainly closed."""
+    relay = p.relays.of(worker)
+    if relay.breaker == "closed" and not relay.pin:
+        return {}
+    pin = {"pin": relay.pin, "by": relay.pin_by, "until": relay.pin_until} if relay.pin else {}
+    return {"state": relay.breaker, "why": relay.why, "seen_by": list(relay.hosts), **pin}
+
+
+def _waits_for(p: Picture, drain: Drain | None) -> list[str]:
+    """Gateways that may still send requests to a worker which is about to be stopped, by the table that they obey."""
+    waits = drain is not None and drain.kind != "start" and drain.state is DrainState.DEROUTED
+    return p.relays.behind(p.routes.version, p.now) if waits else []
 
 
 def _pool(p: Picture, name: str, standing: Standing, workers: Iterable[Worker]) -> dict[str, Any]:
@@ -94,6 +112,7 @@ def _pool(p: Picture, name: str, standing: Standing, workers: Iterable[Worker]) 
         "carries": standing.carries,
         "whole": standing.whole,
         "scarce": standing.scarce.value if standing.scarce else None,
+        "panic": name in p.relays.panics,
         "surplus": {role.value: n for role, n in standing.surplus().items()},
         "says": standing.sentence(),
     }
@@ -127,6 +146,16 @@ def _concerns(p: Picture, target: str, incident: Incident) -> bool:
     return any(str(f.component).split("/")[0] == target for f in incident.findings)
 
 
+def _through(p: Picture, worker: Worker, drain: Drain | None) -> str:
+    """What the gateways have to do with it, as the end of a sentence."""
+    told, breaker, behind = "", _breaker(p, worker.name), _waits_for(p, drain)
+    if breaker.get("pin"):
+        told += f"; its breaker is held {breaker['pin']} by {breaker['by']}"
+    elif breaker:
+        told += f"; its breaker is {breaker['state'].replace('_', '-')}: {breaker['why']}"
+    return told + (f"; it is not stopped before these gateways obey the table without it: {', '.join(behind)}" if behind else "")
+
+
 def _now(p: Picture, target: str) -> str:
     """One sentence on how the target stands now."""
     if target in p.incidents:
@@ -137,13 +166,14 @@ def _now(p: Picture, target: str) -> str:
     if target in p.workers:
         worker = p.workers[target]
         drain = p.open_drain(target)
-        return f"{target} is {p.state_of(worker).value}" + (f": {drain.reason}" if drain else "")
+        return f"{target} is {p.state_of(worker).value}" + (f": {drain.reason}" if drain else "") + _through(p, worker, drain)
     if target in p.nodes:
         out = [w.name for w in p.on_node(target) if p.state_of(w) is WorkerState.OUT]
         return f"{target} reported {p.now - p.nodes[target].heard_at:.0f} s ago; out of rotation: {', '.join(out) or 'nothing'}"
     if target in p.pools:
         weight = next((r.weight for r in p.routes.pools if r.pool == target), None)
-        return f"pool {target} {survey(p)[target].sentence()}" + (f"; weight {weight:.0%}" if weight is not None else "")
+        panic = "; in panic: the gateways try all of its workers" if target in p.relays.panics else ""
+        return f"pool {target} {survey(p)[target].sentence()}" + (f"; weight {weight:.0%}" if weight is not None else "") + panic
     return f"nothing is known about {target}"
 
 

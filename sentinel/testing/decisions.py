@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.events import (
+from sentinel.decide.rules.policy import Policy
+from sentinel.decide.rules.policy_file import default_policy, default_policy_text, load_policy
+from sentinel.decide.state.events import (
     AnyEffect,
     AnyEvent,
     AnyInstruction,
@@ -27,14 +29,15 @@ from sentinel.decide.events import (
     Look,
     PolicyLoaded,
     Record,
+    Relay,
+    Relayed,
+    Replica,
     Reported,
     Restored,
     SendPage,
     Tick,
     Watched,
 )
-from sentinel.decide.policy import Policy
-from sentinel.decide.policy_file import default_policy, default_policy_text, load_policy
 from sentinel.model import (
     Action,
     Component,
@@ -219,6 +222,18 @@ class World:
     def watched(self, worker: str, reachable: bool | None, load: int | None = None) -> None:
         seen = WorkerSeen(worker=worker, running=load) if load is not None else None
         self.handle(Watched(id=self._id(), at=self.now, worker=worker, reachable=reachable, seen=seen))
+        self.settle()
+
+    def relayed(
+        self, *workers: Relay, gateways: int = 2, panics: Sequence[str] = (), obey: int | None = None, window: float = 10.0
+    ) -> None:
+        """What the gateways g1, g2, … tell of workers. ``obey``: the table's version that they go by; None: the newest."""
+        version = self.decider.p.routes.version if obey is None else obey
+        replicas = tuple(Replica(name=f"g{n}", version=version) for n in range(1, gateways + 1))
+        event = Relayed(
+            id=self._id(), at=self.now, window=window, replicas=replicas, workers=workers, panics=tuple(panics)
+        )  # fmt: skip
+        self.handle(event)
         self.settle()
 
     def ask(self, verb: str, target: str, reason: str = "because", **more: object) -> None:

@@ -21,7 +21,7 @@ from sentinel.model import Finding, Incident, Kind, Response, Urgency
 
 _FAMILIES = (
     ("agent.silent", "node.unreachable", "node.down"),
-    ("worker.stalled", "worker.frozen", "worker.dead", "worker.unreachable"),
+    ("worker.stalled", "gateway.failing", "worker.frozen", "worker.dead", "worker.unreachable"),
 )  # fmt: skip
 _LOUDNESS = ["", *reversed([u.value for u in Urgency])]
 

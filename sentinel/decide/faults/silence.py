@@ -2,14 +2,15 @@
 
 What always holds:
 
-* A silent agent drains nothing. Its workers are looked at over the network; while any of them answers, the finding is about
-  the monitor.
+* A silent agent drains nothing. Its workers are looked at over the network, and the gateways' recent outcomes are asked; while any
+  of them answers either, the finding is about the monitor.
 * ``node.down`` needs two sources: the agent is silent *and* every worker of the node has refused several looks in a row.
 * ``node.unreachable``: the agent is silent and its workers do not even refuse (a tray without power, or a cut cable between it
   and here). From here the two look alike, so it drains nothing and asks a person at once.
 * When a large share of the fleet is silent, or all of it, it is the controller that is deaf: then no node is called down, a
-  verdict of before that has not been carried out waits, and whoever answers a look is taken at its word. What other nodes
-  report goes on to count: it was measured.
+  verdict of before that has not been carried out waits, and whoever answers a look, or a gateway, is taken at its word. What other
+  nodes report goes on to count, and so does what the gateways see fail: it was measured. When they are silent, too, nothing is left
+  to act upon.
 * A verdict is acted on only by a leader that has itself heard the silence, not by one that found it in the store.
 * A new leader gives every node one full silence before it asks.
 * Only a node that the configuration expects, or on which a worker is known, is missed; one that leaves it is missed no more.
@@ -25,6 +26,7 @@ from sentinel.decide.state.events import Look
 from sentinel.decide.state.moves import gentle
 from sentinel.decide.state.picture import NodeView, Picture
 from sentinel.decide.state.planned import planned
+from sentinel.decide.state.relayed import FAILING
 from sentinel.model import Action, Component, Finding, Severity, Suspect, WorkerState
 
 _LOOKS = 3  # refused in a row; one refused connection is a restart
@@ -74,6 +76,8 @@ class Silence:
             if silent_for >= timing.silent_after + timing.silent_page_after:
                 found.append(self._finding("agent.silent", node, self._not_reporting(node, silent_for)))
             in_rotation = [w for w in workers if (d := self.p.open_drain(w.name)) is None or gentle(d)]
+            if any(self.p.relays.answers(w.name, self.p.now) for w in in_rotation):
+                continue  # the gateways reach it
             if in_rotation and not deaf and all(self.p.view(w.name).refused >= _LOOKS for w in in_rotation):
                 found.append(self._finding("node.down", node, f"{node} is silent and none of its workers answers"))
             elif in_rotation and not deaf and all(self.p.view(w.name).unanswered >= _LOOKS for w in in_rotation):
@@ -93,8 +97,11 @@ class Silence:
         return quiet >= max(rules.min_nodes, rules.share * len(views)) or quiet == len(views) > 1
 
     def _not_reporting(self, node: str, silent_for: float) -> str:
-        serving = [w.name for w in self.p.on_node(node) if self.p.view(w.name).reachable]
+        there, relays = self.p.on_node(node), self.p.relays
+        serving = [w.name for w in there if self.p.view(w.name).reachable]
+        through = [w.name for w in there if w.name not in serving and relays.answers(w.name, self.p.now)]
         also = f"; {', '.join(serving)} still answering" if serving else ""
+        also += f"; {', '.join(through)} still answering through the gateways" if through else ""
         never = "" if self.p.nodes[node].reported else " since this controller leads"
         return f"the agent on {node} has not reported{never} for {silent_for:.0f} s{also}"
 
@@ -112,7 +119,10 @@ class Silence:
 
 
 def unheard(p: Picture, finding: Finding) -> bool:
-    """Whether this is a verdict on a node's silence that may not be acted on now."""
+    """Whether this is a verdict that may not be acted on now: on a node's silence, or one whose gateways do not stand by it."""
+    if finding.check == FAILING:
+        worker = p.workers.get(finding.component.worker or "")
+        return worker is None or not p.relays.speak_against(worker.name, worker.pool, p.now)
     if finding.check not in _WEIGHT:
         return False
     view = p.nodes.get(finding.component.node)

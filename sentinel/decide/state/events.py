@@ -70,6 +70,40 @@ class Watched(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     seen: WorkerSeen | None = None
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The gateway processes of one name. ``version``: the oldest route table that one of them obeys; ``there``: heard of lately."""
+
+    name: str
+    version: int
+    there: bool = True
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker as the gateways together see it. ``breaker``: one that is open and over its time counts as half-open, since the
+    next request is a probe. ``hosts``: those that saw what opened its breaker. ``answers``, ``fails``: whether any request to it
+    ended well, or failed, within the window. ``pin_until``: seconds since the epoch, by the store's clock."""
+
+    worker: str
+    breaker: Literal["closed", "open", "half_open"] = "closed"
+    why: str = ""
+    hosts: tuple[str, ...] = ()
+    answers: bool = False
+    fails: bool = False
+    pin: Literal["", "open", "closed"] = ""
+    pin_by: str = ""
+    pin_until: float = 0.0
+
+
+class Relayed(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What the gateways see and obey, as the store had it at ``at``: of ``replicas`` all when any changed (None: as before), of
+    ``workers`` those that changed. ``window``: seconds that ``answers`` looks back. ``panics``: all pools that are in panic."""
+
+    window: float
+    replicas: tuple[Replica, ...] | None = None
+    workers: tuple[Relay, ...] = ()
+    panics: tuple[str, ...] = ()
+
+
 class Tick(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Time passed. Silence, dwell times and deadlines are noticed on ticks only."""
 
@@ -86,7 +120,7 @@ class Done(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A person's command, already authenticated and its target checked to exist."""
 
-    verb: Literal["drain", "undrain", "hold", "release", "maintain", "acknowledge", "resolve"]
+    verb: Literal["drain", "undrain", "hold", "release", "maintain", "pin", "unpin", "acknowledge", "resolve"]
     target: str  # worker name, node name, written component, or incident id
     by: str
     reason: str = ""
@@ -95,7 +129,7 @@ class Asked(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     until: float | None = None
 
 
-AnyEvent = FleetLoaded | PolicyLoaded | Restored | Reported | Heard | Watched | Tick | Done | Asked
+AnyEvent = FleetLoaded | PolicyLoaded | Restored | Reported | Heard | Watched | Relayed | Tick | Done | Asked
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Instructions
@@ -140,7 +174,8 @@ class Reroute(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 
 
 class AwaitIdle(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Wait until nothing is in flight. Done(ok=True): idle; ok=False: the deadline passed with requests in flight."""
+    """Wait until no gateway obeys a table that still names it, and nothing is in flight. Done(ok=True): so it is; ok=False: the
+    deadline passed before."""
 
     worker: str
     until: float  # seconds since the epoch
@@ -176,6 +211,16 @@ class Look(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     worker: str
 
 
+class PinBreaker(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Hold the breaker that all gateways share open or closed until a time; "" takes that away. Of a person's pin only a person
+    takes anything away: then Done(ok=False) says whose it is."""
+
+    worker: str
+    state: Literal["open", "closed", ""]
+    until: float = 0.0  # seconds since the epoch
+    by: str = "sentinel"
+
+
 class ScaleOut(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Ask what runs the pool for more workers of a role (``Serving.scale_to``): standbys and overflow cannot carry it."""
 
@@ -188,5 +233,7 @@ class SendPage(Effect, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     page: Page
 
 
-AnyEffect = Deroute | Reroute | AwaitIdle | StopWorker | StartWorker | Repair | Verify | Look | ScaleOut | SendPage
+AnyEffect = (
+    Deroute | Reroute | AwaitIdle | StopWorker | StartWorker | Repair | Verify | Look | PinBreaker | ScaleOut | SendPage
+)
 AnyInstruction = Record | Forget | AnyEffect

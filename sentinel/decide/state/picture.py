@@ -20,6 +20,7 @@ from sentinel.decide.rules.policy import Policy, Rulebook
 from sentinel.decide.state.conditions import Conditions
 from sentinel.decide.state.events import Restored
 from sentinel.decide.state.moves import gentle
+from sentinel.decide.state.relayed import Relays
 from sentinel.decide.state.written import ENDED, Written, effect_key, with_step
 from sentinel.model import (
     Component,
@@ -92,6 +93,7 @@ class Picture(Written):
         self._on: dict[str, list[Worker]] | None = None  # node or written GPU → workers there; None: to be made anew
         self.nodes: dict[str, NodeView] = {}
         self.views: dict[str, WorkerView] = {}
+        self.relays = Relays()
         self.conditions = Conditions(policy.hysteresis)
         self.would: dict[str, tuple[float, str]] = {}  # what the mode forbids and no incident is about → when last, and why
         self.shadows: dict[str, Shadow] = {}  # worker → what would have taken it out, where the mode forbids it

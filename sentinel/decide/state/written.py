@@ -95,6 +95,10 @@ class Written:
         self._record("drain", drain.id, drain)
         return drain
 
+    def drains_recorded(self) -> list[Drain]:
+        """Those that this event has changed."""
+        return [r.value for r in self._records.values() if isinstance(r, Record) and isinstance(r.value, Drain)]
+
     def put_hold(self, hold: Hold) -> None:
         self.holds[hold.target] = hold
         self._record("hold", hold.target, hold)

@@ -1,4 +1,4 @@
-"""What a person says goes: drain, undrain, hold, release, maintain, acknowledge, resolve.
+"""What a person says goes: drain, undrain, hold, release, maintain, pin, unpin, acknowledge, resolve.
 
 What always holds: a person's drain is not budgeted and stays until that person or another says undrain; a hold keeps the
 machine from taking out (``in``) or putting back (``out``) until it is released or expires; every command leaves its mark,
@@ -16,15 +16,17 @@ from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.planned import window
 from sentinel.decide.ways.drain import Drains
 from sentinel.decide.ways.maintenance import DEADLINE_S, Maintenance
+from sentinel.decide.ways.pins import Pins
 from sentinel.model import Drain, DrainState, Hold, Response
 
 
 class People:
-    def __init__(self, picture: Picture, drains: Drains, incidents: Incidents, maintenance: Maintenance) -> None:
+    def __init__(self, picture: Picture, drains: Drains, incidents: Incidents, maintenance: Maintenance, pins: Pins) -> None:
         self.p = picture
         self.drains = drains
         self.incidents = incidents
         self.maintenance = maintenance
+        self.pins = pins
 
     def asked(self, ask: Asked) -> None:
         match ask.verb:
@@ -36,6 +38,8 @@ class People:
                 self._hold(ask)
             case "maintain":
                 self.maintenance.asked(ask)
+            case "pin" | "unpin":
+                self.pins.asked(ask)
             case "release" if window(self.p, ask.target):
                 self.maintenance.end(ask.target, f"{ask.by}: {ask.reason or 'released'}")
             case "release":
