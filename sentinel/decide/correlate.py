@@ -4,7 +4,8 @@ This module exists so that one fault in a rack is one incident with the right cu
 always holds:
 
 * A sign is judged alone until a pattern (``patterns``, ``cover``) explains it; then it joins that one's incident: no drain and no
-  page of its own. Acting is not delayed for that; only the page of what may be part of a pattern waits ``correlation.settle``.
+  page of its own. The page of what may be part of a pattern waits ``correlation.settle``, and so does the drain for a lone link;
+  no other acting is delayed.
 * The same signs in any order end in the same open incidents: each look starts from all signs that are fresh or still explained.
 * An incident is revised and keeps its id and its page (``attribute``). Of two that turn out to be one, one stays.
 * An explanation that no longer holds is given up after ``correlation.window``, and what is left of it is judged alone; with no

@@ -38,7 +38,6 @@ class Case:
     pages: tuple[str, ...] = ()
     drains: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()  # standbys that were started
-    called_off: tuple[str, ...] = ()  # healthy workers that may be on their way out for moments, of which nothing is stopped
     also: tuple[Check, ...] = ()  # what else must hold, each as a sentence
     lasts: float = 300.0  # seconds after what happens
     fleet: Callable[[], SimFleet] = field(default=SimFleet)
@@ -59,7 +58,7 @@ def problems(case: Case, f: SimFleet) -> list[str]:
     """What is not as the row says, each as a sentence; empty when everything is."""
     incidents = [f"{i.fault} {i.culprit}" for i in f.told()]
     pages = [f"{p.urgency.value} {p.fault}" for p in f.pages()]
-    drains = [f"{d.worker} {d.response.value} {d.state.value}" for d in f.taken() if d.worker not in case.called_off]
+    drains = [f"{d.worker} {d.response.value} {d.state.value}" for d in f.taken()]
     starts = [d.worker for d in f.drains.values() if d.kind == "start"]
     said = [
         *_differ("incidents", case.incidents, incidents),
@@ -68,7 +67,7 @@ def problems(case: Case, f: SimFleet) -> list[str]:
         *_differ("starts", case.starts, starts),
     ]
     said += [f"it does not hold that {sentence}" for sentence, holds in case.also if not holds(f)]
-    return [*said, *_always(case, f)]
+    return [*said, *_always(f)]
 
 
 def _differ(what: str, wanted: tuple[str, ...], found: list[str]) -> Iterator[str]:
@@ -82,10 +81,9 @@ def _differ(what: str, wanted: tuple[str, ...], found: list[str]) -> Iterator[st
 # -- what holds whatever happens ------------------------------------------------------------------------------------------------
 
 
-def _always(case: Case, f: SimFleet) -> Iterator[str]:
+def _always(f: SimFleet) -> Iterator[str]:
     for drain in f.wrong_drains():
-        if drain.worker not in case.called_off:
-            yield f"{drain.worker} was taken out though nothing is wrong with it: {drain.reason}"
+        yield f"{drain.worker} was taken out though nothing is wrong with it: {drain.reason}"
     hurt = {w for fault in f.faults for w in fault.hurts}
     for stop in f.world.did(StopWorker):
         by = [d for d in f.drains.values() if d.id == stop.id.partition("/")[0]]

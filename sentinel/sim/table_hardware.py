@@ -232,14 +232,13 @@ HARDWARE = (
         happens="Link 7 of all 48 GPUs of the main pool goes down: the switch ASIC where it ends, not 48 GPUs.",
         script=lambda f: x.switch_asic(f, "r1", 7, T[:12]), lasts=60,
         incidents=("nvlink-switch r1/asic07",), pages=("error nvlink-switch",),
-        called_off=("r1-prefill-1", "r1-prefill-2", *(f"r1-decode-{n}" for n in range(1, 9))),
         also=(("48 GPUs are in its scope", lambda f: len(_scope(f, "nvlink-switch")) == 48), ("all serve", lambda f: not f.out())),
     ),
     Case(
         name="cable-cartridge",
         happens="Links 4 and 5 of all four GPUs of one tray go down and nowhere else: its cables.",
         script=lambda f: x.cartridge(f, "r1t05"), lasts=60,
-        incidents=("nvlink-cartridge r1t05/nvlink-cartridge",), pages=("error nvlink-cartridge",), called_off=("r1-decode-1",),
+        incidents=("nvlink-cartridge r1t05/nvlink-cartridge",), pages=("error nvlink-cartridge",),
         also=(("all serve", lambda f: not f.out()),),
     ),
     Case(

@@ -39,8 +39,6 @@ def page() -> str:
 
 def _row(c: Case) -> str:
     out = [*c.drains, *(f"{worker} started" for worker in c.starts)]
-    if c.called_off:
-        out.append("the first who report may be called back within seconds")
     happens = c.happens + (f" **Does not hold yet:** {c.awaits}." if c.awaits else "")
     return f"| {c.name} | {happens} | {_list(c.incidents)} | {_list(c.pages)} | {_list(out)} |"
 

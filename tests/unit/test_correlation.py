@@ -140,6 +140,8 @@ class TestLinks:
         w = World(fleet())
         w.held = w.busy
         confirmed(w, link(w, "r1t01", 0, 7), link(w, "r1t02", 0, 7))
+        assert out(w) == set()
+        w.pass_time(3)
         assert out(w) == {"decode-r1t01", "decode-r1t02"}
         confirmed(w, link(w, "r1t03", 0, 7))
         w.pass_time(2)
@@ -153,7 +155,8 @@ class TestLinks:
         w = World(fleet())
         w.held = lambda e: isinstance(e, Repair | StopWorker)
         confirmed(w, link(w, "r1t01", 0, 7))
-        w.pass_time(1)
+        w.pass_time(3)
+        assert out(w) == {"decode-r1t01"}
         confirmed(w, link(w, "r1t02", 1, 7), link(w, "r1t03", 0, 7))
         w.held = lambda e: False
         w.pass_time(30)
@@ -631,13 +634,47 @@ class TestLeaders:
 
 class TestPages:
     def test_the_first_reporter_waits_for_the_others(self) -> None:
-        """A lone link is paged after the settling time, and acted on at once."""
+        """A lone link is acted on and paged after the settling time, and not before: its switch would be told of by others as well."""
         w = World(fleet())
         confirmed(w, link(w, "r1t01", 0, 7))
+        w.pass_time(1)
         assert w.pages == []
-        assert out(w) == {"decode-r1t01"}
-        w.pass_time(3)
+        assert out(w) == set()
+        w.pass_time(2)
         assert [p.fault for p in w.pages] == ["gpu-fatal"]
+        assert out(w) == {"decode-r1t01"}
+
+    def test_nobody_leaves_for_a_switch(self) -> None:
+        """All GPUs tell of the same link within the settling time: not one of their workers leaves, even for a moment."""
+        w = World(fleet())
+        for n in range(1, 7):
+            confirmed(w, link(w, f"r1t0{n}", 0, 7))
+        w.pass_time(10)
+        assert one(w).fault == "nvlink-switch"
+        assert [d for d in w.decider.p.drains.values()] == []
+
+    def test_an_engine_that_ends_nothing_does_not_wait(self) -> None:
+        """Where the engine is measured frozen already, nothing in flight is saved by waiting: it leaves at once."""
+        w = World(fleet(floor=1.0))
+        w.report(w.state("worker.frozen", Component(node="r1t01", device="worker@decode-r1t01"), severity=Severity.FATAL))
+        assert out(w) == set(), "the floor keeps it in"
+        line = w.xid(149, "r1t01")
+        w.report(msgspec.structs.replace(line, component=msgspec.structs.replace(line.component, part="nvlink7")))
+        assert out(w) == {"decode-r1t01"}
+
+    def test_a_fact_waits_for_nothing(self) -> None:
+        """A GPU off the bus beside a link of it that is down leaves in the same event."""
+        w = World(fleet())
+        w.report(w.xid(79, "r1t01", action=Action.REBOOT_NODE), link(w, "r1t01", 0, 7))
+        assert out(w) == {"decode-r1t01"}
+
+    def test_a_wait_ends_however_often_the_line_comes(self) -> None:
+        """Another link of the same GPU, and the same line again, do not make the wait longer."""
+        w = World(fleet())
+        for n in range(6):
+            w.report(link(w, "r1t01", 0, 7 + n % 2))
+            w.pass_time(0.5, step=0.5)
+        assert out(w) == {"decode-r1t01"}
 
     def test_two_that_were_paged_become_one(self) -> None:
         """Two GPUs paged on their own, then the third link: one page goes on, the other is resolved and says where it went."""

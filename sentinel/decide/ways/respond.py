@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from sentinel.decide.faults.incidents import Incidents
+from sentinel.decide.faults.signs import Sort, sort_of
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.mode import acts
 from sentinel.decide.state.moves import GENTLE, gentle, rank
@@ -32,7 +33,7 @@ def fitting(p: Picture, rule: Rule, finding: Finding, worker: Worker) -> tuple[R
 
     A drain waits for what is in flight: where the engine is frozen or gone that only prolongs it, so it becomes an eviction.
     An eviction stops what is in flight: where the accusation is of the engine alone, its GPU is fine and the controller itself
-    has reached the engine since the accusation, it becomes a drain.
+    or a gateway has got an answer of the engine since the accusation, it becomes a drain.
     """
     if rule.response is Response.DRAIN:
         state = next((c for c in CANNOT_FINISH if _stands(p, worker, c)), None)
@@ -41,6 +42,8 @@ def fitting(p: Picture, rule: Rule, finding: Finding, worker: Worker) -> tuple[R
         view, condition = p.view(worker.name), p.conditions.get(finding.component, finding.check)
         if view.reachable and condition is not None and view.looked_at > condition.since:
             return Response.DRAIN, "the controller itself has reached it since"
+        if condition is not None and p.relays.answered_since(worker.name, condition.since, p.now):
+            return Response.DRAIN, "the gateways have had answers from it since"
     return rule.response, ""
 
 
@@ -84,7 +87,7 @@ class Responses:
         if drain is not None and drain.kind == "drain" and not (gentle(drain) and rank(response) > rank(drain.response)):
             self._under_way(drain, case, response)
             return
-        not_yet = self.ease.not_yet(rule, finding, worker, response)
+        not_yet = self.ease.not_yet(rule, finding, worker, response) or self._shared(incident, finding, worker, response)
         if not_yet:
             self.waiting.later(incident, rule, finding, worker, not_yet)
             return
@@ -122,6 +125,15 @@ class Responses:
                 self.drains.drop(drain, reason)
             self.drains.request(self.ease.first(wanted))
         self.incidents.note(p.incidents[incident.id], "decided", f"{response.value} {worker.name}: {reason}", rule=rule.fault)
+
+    def _shared(self, incident: Incident, finding: Finding, worker: Worker, response: Response) -> str:
+        """Why the first who reports a link down waits: its switch or cable would be told of by others as well, within moments.
+
+        Only while its engine can still finish what it has, and only for links: a GPU's own fatal fault is a fact and waits for nothing.
+        """
+        if response is not Response.DRAIN or sort_of(finding) is not Sort.LINK or not self.incidents.settling(incident):
+            return ""
+        return f"{response.value} of {worker.name} when {self.p.policy.correlation.settle:g} s have shown no switch or cable behind it"
 
     def _under_way(self, drain: Drain, case: Case, response: Response) -> None:
         """It is on its way out or back already: worse news makes that stronger."""
