@@ -50,6 +50,9 @@ Handler = Callable[[BaseRequest, "Client"], Awaitable[Sent]]
 class Streaming(Protocol):
     """What is being streamed to a client, as its connection sees it."""
 
+    def hold(self) -> None:
+        """The client takes nothing more for now."""
+
     def go_on(self) -> None:
         """The client takes more."""
 
@@ -73,6 +76,11 @@ class Client(RequestHandler):
         if self.transport is None:
             raise ConnectionResetError("the client is gone")
         return self.transport
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.relay is not None:
+            self.relay.hold()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import EVENT_MAX, HEX, LAST, LAST_CHUNK, YES, Body, Garbled, Head, chunk, whole
+from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, whole
 
 if TYPE_CHECKING:
     from sentinel.gateway.front import Client
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # an event's end, then its chunk's
 _LAST_ENDS = (b"\n\n\r\n" + LAST_CHUNK, b"\r\n\r\n\r\n" + LAST_CHUNK)
+_ONE = len(SIZE_LINES)
 _TOLD = (b'data: {"error"', b'data:{"error"', b"event: error", b"event:error")
 
 FAILED = {
@@ -45,7 +46,8 @@ class Relay:
 
     __slots__ = (
         "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open", "_out",
-        "_raw", "_recent", "_responses", "_sse", "_stall_s", "_tail", "_timer", "_unbounded", "ended", "events", "first_at",
+        "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write", "ended",
+        "events", "first_at",
     )  # fmt: skip
 
     def __init__(
@@ -63,9 +65,11 @@ class Relay:
         self._client, self._connection, self._gaps = client, connection, flow.gaps
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Transport = client.out
+        self._write = self._out.write
         self._body = Body(head)
         self._chunked = not old and head.size is None
         self._raw = self._fast = self._chunked and head.chunked  # fast: the next byte begins a chunk and an event
+        self._steady = False  # fast, and events have been seen: nearly every piece is one chunk now
         self._sse, self._responses, self._stall_s = head.sse, responses, stall_s
         self._open = head.size is None  # something may be added to it
         self._unbounded = head.size is None and not head.chunked
@@ -83,6 +87,8 @@ class Relay:
         self._last = monotonic()
         self._timer = self._loop.call_later(self._stall_s, self._look)
         self._client.relay = self
+        if self._client.writing_paused:
+            self.hold()
         early = self._connection.take(self)
         if self._body.done:
             self._end(None)
@@ -100,27 +106,22 @@ class Relay:
             gaps.counts[bisect_left(gaps.bounds, gap)] += 1
             gaps.sum += gap
         self._last = now
+        if self._steady and len(data) < _ONE and data.startswith(SIZE_LINES[len(data)]) and data.endswith(_ENDS):
+            # One chunk of complete events; one event, where no line ends but its own, its empty one, and the two of the chunk.
+            self.events += 1 if data.count(b"\n") == 4 else data.count(self._mark)
+            self._recent = data
+            self._write(data)
+            return
         if self._fast:
-            # One complete chunk of complete events, which nearly every piece is: what ``whole`` would say, without calling it.
-            eol = data.find(b"\r\n")
-            if self._mark and eol > 0 and data.endswith(_ENDS):
-                digits = data[:eol]
-                if not digits.translate(None, HEX) and len(data) == int(digits, 16) + eol + 4:
-                    self.events += data.count(self._mark)
-                    self._recent = data
-                    self._out.write(data)
-                    if self._client.writing_paused:
-                        self._hold()
-                    return
             kind = whole(data)
             if kind == YES and (not self._sse or data.endswith(_ENDS)):
                 self._count(data, now)
-                self._out.write(data)
-                if self._client.writing_paused:
-                    self._hold()
+                self._write(data)
+                self._steady = self._sse
                 return
             if kind == LAST and (not self._sse or data.endswith(_LAST_ENDS) or data == LAST_CHUNK):
-                self._count(data, now)
+                if data != LAST_CHUNK:
+                    self._count(data[: -len(LAST_CHUNK)], now)
                 self._seal(data)
                 return
         self._slowly(data, now)
@@ -132,15 +133,13 @@ class Relay:
         except Garbled:
             self.fail(Trouble.GARBLED)
             return
-        self._count(payload, now)
-        self._pass_on(payload)
+        self._pass_on(payload, now)
         if self._body.done:
             self._flush()
             self._seal(LAST_CHUNK if self._chunked else b"")
             return
         self._fast = self._raw and not self._tail and self._body.clean
-        if self._client.writing_paused:
-            self._hold()
+        self._steady = self._fast and self._steady
 
     def lost(self, error: Exception | None) -> None:
         """The worker's connection has ended."""
@@ -166,37 +165,40 @@ class Relay:
             self.events += 1
         else:
             if not self._mark:
-                self._mark = b"\n\n" if b"\n\n" in data else b"\r\n\r\n"
-            self.events += data.count(self._mark)
+                self._mark = next((mark for mark in (b"\n\n", b"\r\n\r\n") if mark in data), b"")
+            self.events += data.count(self._mark) if self._mark else 0
         self._recent = data
-        if not self.first_at and data:
+        if not self.first_at:
             self.first_at = now
 
-    def _pass_on(self, payload: bytes) -> None:
+    def _pass_on(self, payload: bytes, now: float) -> None:
         if self._sse:
             whole_, self._tail = _cut(self._tail + payload if self._tail else payload)
             if len(self._tail) > EVENT_MAX:
                 whole_, self._tail = whole_ + self._tail, b""
             payload = whole_
         if payload:
-            self._out.write(chunk(payload) if self._chunked else payload)
+            self._count(payload, now)
+            self._write(chunk(payload) if self._chunked else payload)
 
     def _flush(self) -> None:
         if self._tail:
-            self._out.write(chunk(self._tail) if self._chunked else self._tail)
+            self._recent = self._tail
+            self._write(chunk(self._tail) if self._chunked else self._tail)
             self._tail = b""
 
     def _seal(self, last: bytes) -> None:
         """The answer is complete."""
         if last:
-            self._out.write(last)
+            self._write(last)
         told = self._sse and any(word in self._recent for word in _TOLD)
         self._end(Trouble.WORKER_ERROR if told else None)
 
     # -- from the client ----------------------------------------------------------------------------------------------
 
-    def _hold(self) -> None:
-        if not self._held_at:
+    def hold(self) -> None:
+        """The client takes nothing for now."""
+        if not self._held_at and not self._connection.closed:
             self._held_at = monotonic()
             self._connection.transport.pause_reading()
 
@@ -228,7 +230,7 @@ class Relay:
         if self._sse and self._open and not self._out.is_closing():
             error = ApiError(502, f"{FAILED[trouble]}; send it again", kind="server_error", code=f"upstream_{trouble.value}")
             told = error.events(responses=self._responses, sequence=self.events)
-            self._out.write(chunk(told) + LAST_CHUNK if self._chunked else told)
+            self._write(chunk(told) + LAST_CHUNK if self._chunked else told)
         else:
             self._out.abort()
         self._end(trouble)

@@ -127,7 +127,8 @@ def test_a_stream_is_passed_on_whole_events_only(
     *, texts: list[str], seps: bytes, grouped: list[int], cuts: list[int], breaks: int | None, old: bool
 ) -> None:
     """However a worker chunks its stream, wherever it is cut and wherever it breaks: a client that stops reading after any write
-    has complete chunks of complete events, the bytes are the worker's, and a break ends in one error event."""
+    has complete chunks of complete events, the bytes are the worker's, and a break ends in one error event. Events that are not
+    cut into chunks are counted, however the pieces arrive."""
 
     sep = seps
 
@@ -156,6 +157,7 @@ def test_a_stream_is_passed_on_whole_events_only(
         got = _payload(ends.out.written, old)
         if not broken:
             assert got == stream and relay.ended.result() is None and ends.kept is True
+            assert grouped or relay.events == len(texts)
         else:
             shown, _, told = got.partition(b'data: {"error"')
             assert stream.startswith(shown) and (not shown or shown.endswith(sep))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sentinel.gateway.framing import LAST, LAST_CHUNK, NO, YES, Body, Garbled, chunk, parse_head, whole
+from sentinel.gateway.framing import LAST, LAST_CHUNK, NO, SIZE_LINES, YES, Body, Garbled, chunk, parse_head, whole
 
 
 def test_a_head_is_taken_apart() -> None:
@@ -93,6 +93,24 @@ def test_the_fast_way_agrees_with_the_slow_one(parts: list[bytes], ends: bool, a
         assert body.done == (kind == LAST)
         assert body.done or body.clean
         assert not body.rest
+
+
+@pytest.mark.parametrize("form", [b"%x\r\n%b\r\n", b"%X\r\n%b\r\n"])
+def test_one_chunk_is_known_by_its_length_and_its_first_line(form: bytes) -> None:
+    """Every chunk below a kilobyte begins as the table says, in small and in large letters, and the body's end never does."""
+    for size in range(1, 1017):
+        data = form % (size, b"x" * size)
+        assert data.startswith(SIZE_LINES[len(data)]) and whole(data) == YES
+    assert not LAST_CHUNK.startswith(SIZE_LINES[len(LAST_CHUNK)])
+
+
+@given(st.integers(0, 1023), st.binary(max_size=6))
+def test_what_the_table_of_size_lines_takes_is_one_chunk(length: int, first: bytes) -> None:
+    """Whatever begins with a size line of its length and ends with a line's end is one complete chunk."""
+    for line in (*SIZE_LINES[length], first + b"\r\n"):
+        data = line + b"x" * (length - len(line) - 2) + b"\r\n"
+        if len(data) == length and data.startswith(SIZE_LINES[length]):
+            assert whole(data) == YES and chunk(data[len(line) : -2]).lower() == data.lower()
 
 
 @given(st.binary(max_size=200))
