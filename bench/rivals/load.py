@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from rivals.process import Process
 from rivals.worker import MODEL
 
 CONNECTIONS, STREAMS, EVERY_S = 32, 200, 0.02
@@ -108,7 +109,7 @@ async def once(port: int) -> bool:
         return False
 
 
-async def short(port: int, seconds: float, cpu: Callable[[], float]) -> dict[str, float]:
+async def short(port: int, proxy: Process, seconds: float) -> dict[str, float]:
     """Closed loop: requests per second of wall time and of the proxy's own CPU."""
     loop = asyncio.get_running_loop()
     made = []
@@ -116,9 +117,9 @@ async def short(port: int, seconds: float, cpu: Callable[[], float]) -> dict[str
         requests = [ask(n * 50 + k) for k in range(50)]
         made.append((await loop.create_connection(lambda r=requests: Short(r), "127.0.0.1", port))[1])
     await asyncio.sleep(min(1.0, seconds / 3))
-    before, used, began = sum(p.done for p in made), cpu(), time.monotonic()
+    before, used, began = sum(p.done for p in made), proxy.cpu(), time.monotonic()
     await asyncio.sleep(seconds)
-    count, spent, took = sum(p.done for p in made) - before, cpu() - used, time.monotonic() - began
+    count, spent, took = sum(p.done for p in made) - before, proxy.cpu() - used, time.monotonic() - began
     for p in made:
         p.on = False
     await asyncio.sleep(0.1)
@@ -148,22 +149,20 @@ async def firsts(port: int, count: int, until: float) -> list[float]:
     return took[1:]  # the first opened the proxy's own connection
 
 
-async def streams(
-    port: int, direct: int, seconds: float, probes: int, cpu: Callable[[], float], memory: Callable[[], int]
-) -> dict[str, float]:
+async def streams(port: int, proxy: Process, direct: int, seconds: float, probes: int) -> dict[str, float]:
     """Streams at their pace; CPU and memory of the proxy, and the time to first piece of further ones, through it and directly."""
     loop = asyncio.get_running_loop()
-    rss = memory()
+    rss = proxy.memory()
     made = []
     for n in range(STREAMS):
         request = ask(n, stream=True, chunks=100_000, every=EVERY_S)
         made.append((await loop.create_connection(lambda r=request: Stream(r), "127.0.0.1", port))[1])
         await asyncio.sleep(EVERY_S / STREAMS)
     await asyncio.sleep(1.0)
-    before, used, began = sum(p.pieces for p in made), cpu(), time.monotonic()
+    before, used, began = sum(p.pieces for p in made), proxy.cpu(), time.monotonic()
     await asyncio.sleep(seconds)
-    count, spent, took = sum(p.pieces for p in made) - before, cpu() - used, time.monotonic() - began
-    grown = memory() - rss
+    count, spent, took = sum(p.pieces for p in made) - before, proxy.cpu() - used, time.monotonic() - began
+    grown = proxy.memory() - rss
     through: list[float] = []
     straight: list[float] = []
     until = time.monotonic() + PROBES_S

@@ -104,15 +104,20 @@ def envoy(folder: Path, port: int, behind: list[int]) -> Start:
     return Start([program, "-c", str(file), "--concurrency", "1", "--disable-hot-restart", "-l", "error"])
 
 
+def _rust(port: int, behind: list[int]) -> list[str]:
+    """What vllm-router and smg, which have one ancestor, call alike."""
+    ports = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    return [*ports, "--log-level", "error", "--worker-urls", *urls(behind)]
+
+
 def vllm_router(folder: Path, port: int, behind: list[int]) -> Start:
-    argv = [wheel("vllm-router", "bin/python"), "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-    return Start([*argv, "--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port()), "--worker-urls", *urls(behind)])
+    argv = [wheel("vllm-router", "bin/python"), "-m", "vllm_router.launch_router", "--policy", "round_robin"]
+    return Start([*argv, *_rust(port, behind)])
 
 
 def smg(folder: Path, port: int, behind: list[int]) -> Start:
-    argv = [wheel("smg", "bin/python"), "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
-    quiet = ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port()), "--disable-tokenizer-autoload"]
-    return Start([*argv, *quiet, "--worker-urls", *urls(behind)])
+    argv = [wheel("smg", "bin/python"), "-m", "smg", "launch", "--policy", "round_robin", "--disable-tokenizer-autoload"]
+    return Start([*argv, *_rust(port, behind)])
 
 
 def litellm(folder: Path, port: int, behind: list[int]) -> Start:

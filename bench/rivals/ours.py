@@ -14,7 +14,6 @@ from pathlib import Path
 from rivals.others import Start
 from rivals.process import LOAD, Process, free_port
 from rivals.worker import MODEL
-
 from sentinel.config import StoreSettings
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from sentinel.store import PublishRoutes, Store, StoreError, open_store
