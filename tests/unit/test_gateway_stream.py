@@ -1,4 +1,4 @@
-"""A client that takes nothing for a while: the worker is held back meanwhile, and nothing of its answer is lost."""
+"""Streams as they pass: a client that takes nothing holds its worker back, and an error that a worker tells is counted."""
 
 from __future__ import annotations
 
@@ -45,3 +45,23 @@ async def test_a_slow_client_holds_the_worker_back() -> None:
         assert written == EVENTS and got.count(EVENT) == EVENTS and b"[DONE]" in got[-40:]
         await site.free()
         writer.close()
+
+
+async def test_an_error_that_the_worker_tells_is_counted_however_its_end_arrives() -> None:
+    """An error event is passed on as it is and counted as the worker's, also where the last chunk comes by itself."""
+
+    async def fail(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        await out.write(EVENT)
+        await out.write(b'data: {"error": {"message": "out of memory"}}\n\n')
+        await asyncio.sleep(0.05)
+        return out
+
+    async with Site("a") as site:
+        site.stands["a"].handler = fail
+        async with site.post(stream=True) as answer:
+            assert (await answer.read()).endswith(b'"out of memory"}}\n\n')
+        await site.free()
+        counted = await site.metrics()
+        assert counted['sentinel_gateway_stream_errors_total{pool="p",why="worker_error",worker="a"}'] == 1.0
