@@ -11,7 +11,8 @@ The gateway under test runs alone on one core; stand-in workers, the load and th
 Medians of three rounds, the gateways in turn within each round; the last line is one JSON object, and a table stands before it.
 What is not installed is named as not measured (``python bench/rivals/install.py`` fetches the wheels; nginx is the system's).
 ``--only NAMES`` measures some; ``--quick``: one short round of ours, ``naive`` and ``bare`` (see bench/rivals/plain.py);
-``--nice -10`` keeps whatever else runs on the machine out of the way, for all of them alike (needs root).
+``--nice -10`` keeps whatever else runs on the machine out of the way, for all of them alike (needs root); ``--wait 60`` waits so
+long at most, before each, for a moment in which nothing else runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import uvloop
 from rivals.load import ready, short, streams
 from rivals.others import OTHERS, Absent, Make
 from rivals.ours import Site
-from rivals.process import CORES, GATEWAY, LOAD, Process, ahead, free_port, pin, script
+from rivals.process import CORES, GATEWAY, LOAD, Process, ahead, calm, free_port, pin, script
 
 Numbers = dict[str, float]
 SHOWN = {  # column → key, digits
@@ -42,8 +43,8 @@ SHOWN = {  # column → key, digits
 class Bench:
     """``lengths``: seconds of short requests, seconds of streams, probes."""
 
-    def __init__(self, folder: Path, behind: list[int], lengths: tuple[float, float, int]) -> None:
-        self.folder, self.behind, self.lengths = folder, behind, lengths
+    def __init__(self, folder: Path, behind: list[int], lengths: tuple[float, float, int], wait_s: float) -> None:
+        self.folder, self.behind, self.lengths, self.wait_s = folder, behind, lengths, wait_s
         self.seen: dict[str, list[Numbers]] = {}
         self.missing: dict[str, str] = {}  # name → why it is not measured
 
@@ -57,6 +58,7 @@ class Bench:
         except Absent as why:
             self.missing[name] = str(why)
             return
+        await calm(self.wait_s)
         process = Process(start.argv, GATEWAY, own / "log", env=start.env)
         try:
             if not await ready(port, start.patience_s, process.alive):
@@ -91,7 +93,7 @@ def table(middle: dict[str, Numbers]) -> str:
     return "\n".join(lines)
 
 
-async def rounds(names: list[str], count: int, lengths: tuple[float, float, int]) -> dict[str, object]:
+async def rounds(names: list[str], count: int, lengths: tuple[float, float, int], wait_s: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="sentinel-") as temporary:
         folder = Path(temporary)
         stand_ins = Process(script("worker.py"), LOAD, folder / "workers.log")
@@ -99,7 +101,7 @@ async def rounds(names: list[str], count: int, lengths: tuple[float, float, int]
         site = Site(folder, behind)
         try:
             await site.start()
-            bench = Bench(folder, behind, lengths)
+            bench = Bench(folder, behind, lengths, wait_s)
             makes = {"ours": site.gateway} | OTHERS
             for _ in range(count):
                 for name in names:
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"names out of {','.join(every)}")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--wait", type=float, default=0.0)
     given = parser.parse_args()
     names = given.only.split(",") if given.only else (["ours", "naive", "bare"] if given.quick else every)
     if unknown := set(names) - set(every):
@@ -152,7 +155,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     pin(LOAD)
     lengths = (2.0, 4.0, 100) if given.quick else (5.0, 8.0, 300)
-    print(json.dumps(uvloop.run(rounds(names, given.rounds or (1 if given.quick else 3), lengths))))
+    print(json.dumps(uvloop.run(rounds(names, given.rounds or (1 if given.quick else 3), lengths, given.wait))))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +35,23 @@ def ahead(nice: int = 0) -> None:
 def settled(core: int) -> None:
     pin(core)
     ahead()
+
+
+async def calm(seconds: float) -> None:
+    """Wait, so long at most, for a second in which this machine's cores do next to nothing."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        before = _busy()
+        await asyncio.sleep(1.0)
+        if _busy() - before < 0.1:
+            break
+
+
+def _busy() -> float:
+    """CPU seconds that this machine has spent so far, on whatever it was."""
+    told = Path("/proc/stat").read_text("ascii").split("\n", 1)[0]
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, told.split()[1:])
+    return (user + nice + system + irq + softirq + steal) / TICK
 
 
 def free_port() -> int:
