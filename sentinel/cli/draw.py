@@ -41,7 +41,7 @@ def draw_status(told: dict[str, Any]) -> None:
     draw(
         f"{len(workers)} workers", ("pool", "role", "worker", "state", "answers", "drain", "why"),
         (
-            (w["pool"], w["role"], w["worker"], w["state"], _yes(w.get("reachable")), w.get("drain_state") or "", w.get("why", ""))
+            (w["pool"], w["role"], w["worker"], w["state"], _yes(w.get("reachable")), w.get("drain_state") or "", _reason(w))
             for w in workers
         ),
     )  # fmt: skip
@@ -49,9 +49,17 @@ def draw_status(told: dict[str, Any]) -> None:
         ready = ", ".join(f"{role} {r['ready']:g} of {r['total']:g}" for role, r in pool.get("roles", {}).items())
         weight = f", weight {pool['weight']:g}" if pool.get("weight") is not None else ""
         scarce = f"; {pool['says']}" if pool.get("scarce") else ""
-        click.echo(clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}{scarce}"))
+        panic = "; IN PANIC: gateways try all of its workers" if pool.get("panic") else ""
+        click.echo(clean(f"pool {pool['pool']}: {ready or 'nothing'} ready{weight}{scarce}{panic}"))
     if told.get("deaf"):
         click.echo("so many nodes are silent that this controller may be cut off: nothing is drained for silence")
+    replicas = told.get("gateways", ())
+    if replicas:
+        click.echo(clean("gateways: " + ", ".join(_replica(r, told.get("routes_version", 0)) for r in replicas)))
+    draw(
+        "breakers", ("worker", "breaker", "why", "seen by"),
+        ((w["worker"], _breaker(b), b["why"], ", ".join(b["seen_by"])) for w in workers if (b := w.get("breaker"))),
+    )  # fmt: skip
     if told.get("spare"):
         click.echo(f"{sum(len(o['gpus']) for o in told['spare'])} clean GPUs of groups that are down: sentinel spare")
     draw(
@@ -83,6 +91,22 @@ def draw_windows(windows: list[dict[str, Any]]) -> None:
         "under maintenance", ("node", "by", "until", "reason", "found meanwhile"),
         ((w["node"], w["by"], clock(w["until"]), w["reason"], "; ".join(w["found"])) for w in windows),
     )  # fmt: skip
+
+
+def _reason(worker: dict[str, Any]) -> str:
+    behind = ", ".join(worker.get("waits_for", ()))
+    return str(worker.get("why", "")) + (f"; waits for {behind} to obey the table without it" if behind else "")
+
+
+def _replica(told: dict[str, Any], newest: int) -> str:
+    if not told["there"]:
+        return f"{told['gateway']} (not heard of)"
+    return str(told["gateway"]) + (f" (goes by table {told['obeys']}, {newest} is published)" if told["obeys"] < newest else "")
+
+
+def _breaker(told: dict[str, Any]) -> str:
+    pin = f", held {told['pin']} by {told['by']} until {clock(told['until'])}" if told.get("pin") else ""
+    return str(told["state"]) + pin
 
 
 def _notable(node: dict[str, Any]) -> bool:

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "hold": ("sentinel.cli.operate", "hold"),
     "release": ("sentinel.cli.operate", "release"),
     "maintain": ("sentinel.cli.maintain", "maintain"),
+    "breaker": ("sentinel.cli.breaker", "breaker"),
     "acknowledge": ("sentinel.cli.operate", "acknowledge"),
     "resolve": ("sentinel.cli.operate", "resolve"),
     "token": ("sentinel.cli.config", "token"),

@@ -26,7 +26,7 @@ WINDOW_MAX = 7 * 86_400.0  # seconds a maintenance window may last unless somebo
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator asks for. Times are seconds; ``until`` since the epoch."""
 
-    verb: Literal["drain", "undrain", "hold", "release", "maintain", "acknowledge", "resolve"]
+    verb: Literal["drain", "undrain", "hold", "release", "maintain", "pin", "unpin", "acknowledge", "resolve"]
     target: str
     reason: str = ""
     deadline_s: float | None = None
@@ -52,9 +52,9 @@ def refusal(ask: Ask, now: float) -> str:
         return "target: it is empty; wanted a worker, a node or a device"
     if len(ask.target) > TARGET_MAX:
         return f"target: it has {len(ask.target)} characters; wanted {TARGET_MAX} at most"
-    if ask.verb in ("drain", "undrain", "hold") and not ask.reason.strip():
+    if ask.verb in ("drain", "undrain", "hold", "pin", "unpin") and not ask.reason.strip():
         return f"reason: {ask.verb} needs one; it is what the next person on call will read"
-    if sentence := _window(ask, now):
+    if sentence := _window(ask, now) or _pin(ask, now):
         return sentence
     if len(ask.reason) > REASON_MAX:
         return f"reason: it has {len(ask.reason)} characters; wanted {REASON_MAX} at most"
@@ -85,6 +85,16 @@ def _window(ask: Ask, now: float) -> str:
     return ""
 
 
+def _pin(ask: Ask, now: float) -> str:
+    """Why this holds no breaker; "" when it does, or is about something else."""
+    if ask.verb != "pin":
+        return ""
+    lasts = ask.until - now if ask.until is not None else ask.lasts_s
+    if lasts is None:
+        return "lasts_s: pin needs one: a breaker that nobody lets go must be free again by itself"
+    return f"lasts_s: wanted {WINDOW_MAX / 86_400:g} days at most, got {lasts / 86_400:.1f} days" if lasts > WINDOW_MAX else ""
+
+
 def asked(ask: Ask, *, event: str, by: str, now: float) -> Asked:
     """The event that the decider hears."""
     return Asked(
@@ -107,6 +117,14 @@ def unknown(
             return ""
         sentence = ledger.unknown(ask.target, seen).replace("no worker, node or device", "no node or rack", 1)
         return sentence or f"{ask.target!r} is neither a node nor a rack; maintain works on whole nodes"
+    if ask.verb in ("pin", "unpin"):
+        worker = ledger.workers.get(ask.target)
+        if worker is not None and worker.adapter == "dynamo":
+            return f"{ask.target!r} has no breaker of its own: gateways ask the Dynamo frontend of its pool"
+        if worker is not None:
+            return ""
+        sentence = ledger.unknown(ask.target, seen).replace("no worker, node or device", "no worker", 1)
+        return sentence or f"{ask.target!r} is no worker; wanted one: breakers are of single workers"
     if ask.verb == "release":
         held = sorted(ledger.holds)
         if ask.target in ledger.holds:

@@ -2,6 +2,8 @@
 
 This module exists so that acting on the world is one table from effect to verb. What always holds:
 
+* A worker counts as idle, and may be stopped gently, only after every gateway that is there obeys a table without it: what one
+  of them still sends would be answered with an error by a server that is ending.
 * An effect begins only after it is durable as pending, and only while the lease can still be ours. So does each try of a page:
   a controller that was paused wakes up in the middle of its waits.
 * The next effect of a lane begins after the Done of the one before is durable: an effect that a crash makes us repeat is
@@ -24,6 +26,7 @@ import msgspec
 import structlog
 
 from sentinel.controller.core import DeciderFailed, SteppedDown
+from sentinel.controller.gateways import Obeyed
 from sentinel.decide.state.events import (
     AnyEffect,
     AnyInstruction,
@@ -31,6 +34,7 @@ from sentinel.decide.state.events import (
     Deroute,
     Done,
     Look,
+    PinBreaker,
     Repair,
     Reroute,
     ScaleOut,
@@ -63,7 +67,8 @@ Outcome = tuple[bool | None, str, dict[str, Any]]
 
 
 class Effects:
-    """One leadership's effects. ``done`` submits an event to the core; ``look`` looks at a worker and feeds what it saw."""
+    """One leadership's effects. ``done`` submits an event to the core; ``look`` looks at a worker and feeds what it saw;
+    ``gateways`` None: there are none that could be asked."""
 
     def __init__(
         self,
@@ -76,12 +81,13 @@ class Effects:
         done: Callable[[Done], Awaitable[list[AnyInstruction]]],
         valid: Callable[[], bool],
         new_id: Callable[[], str],
+        gateways: Obeyed | None = None,
         runbooks: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._serving, self._hands, self._pager = serving, hands, pager
         self._worker, self._look, self._done, self._valid = worker, look, done, valid
-        self._new_id, self._runbooks, self._clock = new_id, runbooks, clock
+        self._new_id, self._gateways, self._runbooks, self._clock = new_id, gateways, runbooks, clock
         self._lanes: dict[str, deque[AnyEffect]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()  # ids queued or running: a restored effect that is decided again is the same one
@@ -175,30 +181,51 @@ class Effects:
                 async with asyncio.timeout(effect.deadline_s + 5):  # the adapter keeps the deadline; this is for one that hangs
                     ok, sentence = await self._serving.verify(worker, effect.deadline_s)
                 return ok, sentence, {}
+            case PinBreaker():
+                return await self._pin(effect, worker)
             case Look():
                 told = await self._look(worker) is not None
                 return told, "" if told else f"it could not be told whether {worker.name} answers", {}
         raise TypeError(f"no such effect: {_name(effect)}")
 
     async def _idle(self, worker: Worker, until: float) -> Outcome:
-        pause = IDLE_POLL[0]
-        count: int | None = None
-        trouble = ""
+        """First nobody sends any more, and only then does nothing in flight mean anything."""
+        pause, count, trouble = IDLE_POLL[0], None, ""
+        version = self._gateways.version() if self._gateways else 0  # published: it names the worker no more
+        behind: list[str] | None = None  # gateways that still may send; None: could not be told
         while True:
-            try:
-                count = await self._serving.in_flight(worker)
-            except AdapterError as error:
-                count, trouble = None, str(error)
-            if count == 0:
-                return True, f"{worker.name} has nothing in flight", {"in_flight": 0}
+            if behind != []:
+                behind, trouble = await self._behind(version)
+            if behind == []:
+                try:
+                    count = await self._serving.in_flight(worker)
+                except AdapterError as error:
+                    count, trouble = None, str(error)
+                if count == 0:
+                    return True, f"{worker.name} has nothing in flight", {"in_flight": 0}
             left = until - self._clock()
             if left <= 0:
-                if count is None:
-                    why = f" ({trouble})" if trouble else ""
-                    return False, f"the deadline passed and what {worker.name} has in flight could not be measured{why}", {}
-                return False, f"the deadline passed with {count} requests in flight on {worker.name}", {"in_flight": count}
+                undone = f"the deadline passed {_undone(worker, version, behind, count)}"
+                return False, undone + (f" ({trouble})" if trouble else ""), _facts(behind, count)
             await asyncio.sleep(min(pause, left))
-            pause = min(pause * 1.5, IDLE_POLL[1])
+            if behind == []:
+                pause = min(pause * 1.5, IDLE_POLL[1])
+
+    async def _behind(self, version: int) -> tuple[list[str] | None, str]:
+        """Gateways that obey an older table; None and why where it could not be told."""
+        try:
+            return (await self._gateways.behind(version) if self._gateways else []), ""
+        except StoreError as error:
+            return None, str(error)
+
+    async def _pin(self, effect: PinBreaker, worker: Worker) -> Outcome:
+        lasts = effect.until - self._clock()
+        if self._gateways is None:
+            return False, "there is no gateway whose breaker could be held", {}
+        if effect.state and lasts <= 0:
+            return False, "its time was over before it could be carried out", {}
+        why_not = await self._gateways.pin(worker, effect.state, lasts_s=max(lasts, 0.0), by=effect.by, why=effect.why)
+        return not why_not, why_not, {}
 
     async def _repair(self, effect: Repair) -> Outcome:
         args = {"target": effect.target}
@@ -238,6 +265,21 @@ class Effects:
         """Whether the end of what this page is about waits behind it."""
         behind = itertools.islice(self._lanes[effect.lane], 1, None)
         return any(isinstance(e, SendPage) and e.page.event == "resolve" for e in behind)
+
+
+def _undone(worker: Worker, version: int, behind: list[str] | None, count: int | None) -> str:
+    """What an idle worker lacked at its deadline, as the end of a sentence."""
+    if behind is None:
+        return f"and it could not be told whether every gateway obeys table {version}, which is without {worker.name}"
+    if behind:
+        return f"before {', '.join(behind)} obeyed table {version}, which is without {worker.name}"
+    if count is None:
+        return f"and what {worker.name} has in flight could not be measured"
+    return f"with {count} requests in flight on {worker.name}"
+
+
+def _facts(behind: list[str] | None, count: int | None) -> dict[str, Any]:
+    return ({"in_flight": count} if count is not None else {}) | ({"gateways": behind} if behind else {})
 
 
 def _name(effect: AnyEffect) -> str:

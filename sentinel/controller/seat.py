@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -27,6 +28,7 @@ from sentinel.controller.clock import Steady
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import Decides, SteppedDown
 from sentinel.controller.effects import Pager
+from sentinel.controller.gateways import GatewayWatch
 from sentinel.controller.journal import Journal
 from sentinel.controller.leader import Leader, Lease
 from sentinel.controller.ledger import Ledger
@@ -36,6 +38,8 @@ from sentinel.decide.rules.policy import Mode
 from sentinel.decide.rules.policy_file import default_policy_text, load_policy
 from sentinel.model import Fleet
 from sentinel.store import Store, StoreError
+from sentinel.store.breakers import BreakerRecords
+from sentinel.store.gateways import Gateways
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +178,7 @@ class Controller:
             lease=lease, decider=self.decider(), fleet=self.fleet, policy=self.policy, store=self._store.decisions,
             serving=self._serving, desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics,
             tick=float(self.settings.tick), watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks",
-            clock=self._clock,
+            clock=self._clock, gateways=partial(GatewayWatch, Gateways(self._store), BreakerRecords(self._store)),
             memory=self._memory[1] if self._memory and self._memory[0] == self._store.lease.before else None,
         )  # fmt: skip
         try:

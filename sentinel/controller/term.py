@@ -19,6 +19,7 @@ import structlog
 from sentinel.controller.commands import CommandDesk
 from sentinel.controller.core import BACKOFF, Core, DeciderFailed, Decides, Durable, SteppedDown
 from sentinel.controller.effects import Effects, Pager
+from sentinel.controller.gateways import GatewayWatch
 from sentinel.controller.ingest import Ingest
 from sentinel.controller.journal import Journal
 from sentinel.controller.leader import Lease
@@ -61,10 +62,11 @@ class Term:
         watch: float,
         runbooks: str = "",
         memory: Ledger | None = None,
+        gateways: Callable[..., GatewayWatch] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``policy``: the text of the rules, already checked. ``memory``: what this process had made durable under the epoch just
-        before this one, where it led then."""
+        before this one, where it led then. ``gateways`` makes the ear at the gateways; None: there is none."""
         self.lease, self.began_at, self._memory = lease, clock(), memory
         self.ready = False
         self.led = False  # has been ready: its ledger is what was decided
@@ -74,9 +76,10 @@ class Term:
         self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
         self.ledger = Ledger(fleet)
         self._watch = Watch(serving=serving, every=watch, feed=self.feed, new_id=self.new_id, clock=clock)
+        self._gateways = gateways and gateways(version=self._version, feed=self.feed, new_id=self.new_id, clock=clock)
         self._effects = Effects(
             serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.asked, done=self.feed,
-            valid=lease.valid, new_id=self.new_id, runbooks=runbooks, clock=clock,
+            valid=lease.valid, new_id=self.new_id, gateways=self._gateways, runbooks=runbooks, clock=clock,
         )
         self.core = Core(
             decider=decider, store=store, epoch=lease.epoch, valid=lease.valid, ledger=self.ledger, journal=journal,
@@ -98,6 +101,8 @@ class Term:
         try:
             await self._take_over()
             tasks.append(asyncio.create_task(self._ticks(), name="ticks"))
+            if self._gateways is not None:
+                tasks.append(asyncio.create_task(self._gateways.run(), name="gateways"))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except SteppedDown:
             pass
@@ -121,6 +126,8 @@ class Term:
         self.ledger.load_fleet(fleet)
         await self.feed(FleetLoaded(id=self.new_id(), at=self._clock(), fleet=fleet))
         self._watch.follow(fleet.workers)
+        if self._gateways is not None:
+            self._gateways.follow(fleet)
 
     def last_reports(self) -> Iterable[tuple[str, float]]:
         return ((node, heard.at) for node, heard in self.ingest.nodes.items() if heard.at)
@@ -136,6 +143,9 @@ class Term:
     def _worker(self, name: str) -> Worker | None:
         return self.ledger.workers.get(name)
 
+    def _version(self) -> int:
+        return self.ledger.routes.version if self.ledger.routes is not None else 0
+
     async def _take_over(self) -> None:
         loaded = await self._load()
         if self._memory is not None and self._memory.is_newer(loaded):
@@ -148,6 +158,8 @@ class Term:
             log.info("carrying out what an earlier leader left pending", effects=[f"{type(e).__name__} {e.id}" for e in pending])
         self._effects.begin(pending)
         self._watch.follow(self.ledger.fleet.workers)
+        if self._gateways is not None:
+            self._gateways.follow(self.ledger.fleet)
         self.ready = self.led = True
 
     def _known(self) -> list[AnyEvent]:

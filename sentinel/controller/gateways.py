@@ -1,0 +1,206 @@
+"""The gateways' own word: who they are, which route table they obey, how the breakers stand that they share.
+
+This module exists so that the decider hears what clients feel, and the shell knows when no gateway sends to a worker any more. What
+always holds:
+
+* The decider is told of changes only (``Relayed``), and every round that the gateways are still heard. A store that does not answer
+  is told as nothing, and the decider draws its own conclusion from that.
+* A breaker's transition is looked at as soon as it is pushed; the rounds behind it are slow, and a large fleet's are spread.
+* Where there is no gateway that is said once, and nothing else is asked of the store.
+* ``behind`` answers by the store's own clock; whoever fell silent is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal, Protocol
+
+import structlog
+
+from sentinel.controller.core import DeciderFailed, SteppedDown
+from sentinel.decide.state.events import AnyInstruction, Relay, Relayed, Replica
+from sentinel.gateway.models import frontend_name
+from sentinel.model import Fleet, Worker
+from sentinel.store import StoreError
+from sentinel.store.breakers import BreakerRecords, Standing
+from sentinel.store.gateways import Gateways, Presence
+
+log = structlog.get_logger(__name__)
+
+EVERY_S = 2.0  # seconds between two rounds
+PER_ROUND = 2000  # workers asked about in one; more than these take turns
+CHUNK = 250  # of them in one question: the server does nothing else meanwhile
+GATHER_S = 0.05  # what is pushed within this long is looked at together
+WHY_MAX = 300  # characters of a pin's reason
+
+
+class Obeyed(Protocol):
+    """All that effects know of the gateways."""
+
+    def version(self) -> int:
+        """Of the route table that was published last."""
+        ...
+
+    async def behind(self, version: int) -> list[str]:
+        """Names of the gateways that are there and obey an older one. Raises StoreError."""
+        ...
+
+    async def pin(self, worker: Worker, state: Literal["open", "closed", ""], *, lasts_s: float, by: str, why: str) -> str:
+        """Hold the worker's breaker; returns why not, "" when it was done. Raises StoreError."""
+        ...
+
+
+class GatewayWatch:
+    """One leadership's ear at the gateways; implements ``Obeyed``. ``feed`` submits an event and waits until it is durable."""
+
+    def __init__(
+        self,
+        presences: Gateways,
+        records: BreakerRecords,
+        *,
+        version: Callable[[], int],
+        feed: Callable[[Relayed], Awaitable[list[AnyInstruction]]],
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        every: float = EVERY_S,
+    ) -> None:
+        self._presences, self._records, self.version = presences, records, version
+        self._feed, self._new_id, self._clock, self._every = feed, new_id, clock, every
+        self._pool_of: dict[str, str] = {}  # whom the gateways ask → pool
+        self._turn = 0  # of PER_ROUND workers each
+        self._told: dict[str, Relay] = {}  # those that are not as a worker nobody has told of is
+        self._replicas: tuple[Replica, ...] | None = None  # as they were told last
+        self._panics: dict[str, bool] = {}
+        self._pushed: set[str] = set()
+        self._news = asyncio.Event()
+        self._away = False
+
+    # -- for effects --------------------------------------------------------------------------------------------------
+
+    async def behind(self, version: int) -> list[str]:
+        return await self._presences.behind(version)
+
+    async def pin(self, worker: Worker, state: Literal["open", "closed", ""], *, lasts_s: float, by: str, why: str) -> str:
+        stands = await self._records.pin(worker.name, worker.pool, state, lasts_s=lasts_s, by=by, why=why[:WHY_MAX])
+        return "" if stands.pin == state else f"{stands.pin_by} holds the breaker of {worker.name} {stands.pin}"
+
+    # -- for the decider ----------------------------------------------------------------------------------------------
+
+    def follow(self, fleet: Fleet) -> None:
+        """Ask about these from now on: each worker, and in the place of those behind a Dynamo frontend the frontend itself."""
+        self._pool_of = {frontend_name(w.pool) if w.adapter == "dynamo" else w.name: w.pool for w in fleet.workers}
+        self._told = {name: relay for name, relay in self._told.items() if name in self._pool_of}
+        self._panics = {pool: on for pool, on in self._panics.items() if pool in self._pool_of.values()}
+
+    async def run(self) -> None:
+        """Listen and look until this is cancelled, or the leadership ends (SteppedDown)."""
+        listening = asyncio.create_task(self._listen(), name="gateways pushed")
+        try:
+            while True:
+                await self._look(self._round)
+                end = asyncio.get_running_loop().time() + self._every
+                while (left := end - asyncio.get_running_loop().time()) > 0 and await self._woken(left):
+                    await self._look(self._at_once)
+        finally:
+            listening.cancel()
+
+    async def _listen(self) -> None:
+        async for standing in self._records.watch():
+            self._pushed.add(standing.worker)
+            self._news.set()
+
+    async def _woken(self, seconds: float) -> bool:
+        """Whether anything was pushed within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(GATHER_S)
+        self._news.clear()
+        return True
+
+    async def _look(self, how: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await how()
+            self._away = False
+        except StoreError as error:
+            if not self._away:
+                log.warning("what the gateways see could not be told", error=str(error))
+            self._away = True
+        except DeciderFailed:
+            pass  # logged and journaled by the core
+        except SteppedDown:
+            raise
+        except Exception:
+            log.exception("looking at the gateways failed in a way that nobody foresaw")
+
+    async def _round(self) -> None:
+        at = self._clock()
+        replicas = _replicas(await self._presences.all())
+        if not replicas and not self._replicas:
+            if self._replicas is None:
+                await self._tell(at, (), [])
+            return
+        names = list(self._pool_of)
+        turns = max(1, -(-len(names) // PER_ROUND))
+        self._turn = (self._turn + 1) % turns
+        self._pushed.clear()
+        await self._tell(at, replicas, await self._listing(names[self._turn :: turns]))
+
+    async def _at_once(self) -> None:
+        pushed, self._pushed = self._pushed & self._pool_of.keys(), set()
+        if pushed and self._replicas:
+            at = self._clock()
+            await self._tell(at, self._replicas, await self._listing(sorted(pushed)))
+
+    async def _listing(self, names: Iterable[str]) -> list[Standing]:
+        found, left = [], iter(names)
+        while some := {name: self._pool_of[name] for name in itertools.islice(left, CHUNK)}:
+            found += await self._records.listing(some, evidence=True)
+        return found
+
+    async def _tell(self, at: float, replicas: tuple[Replica, ...], standings: list[Standing]) -> None:
+        """Say what is news in it."""
+        for standing in standings:
+            self._panics[standing.pool] = standing.panic_left > 0
+        changed: list[Relay] = []
+        for relay in map(_relay, standings):
+            if relay != self._told.get(relay.worker, Relay(worker=relay.worker)):
+                changed.append(relay)
+                self._told[relay.worker] = relay
+        news = replicas if replicas != self._replicas else None
+        self._replicas = replicas
+        window = float(self._records.policy.window)
+        panics = tuple(sorted(pool for pool, on in self._panics.items() if on))
+        await self._feed(
+            Relayed(id=self._new_id(), at=at, window=window, replicas=news, workers=tuple(changed), panics=panics)
+        )
+
+
+def _replicas(presences: Iterable[Presence]) -> tuple[Replica, ...]:
+    """Processes of one name as one; of those that are there, the one that is furthest behind speaks."""
+    found: dict[tuple[str, bool], int] = {}
+    for p in presences:
+        key = (p.name, p.left_s > 0)
+        found[key] = min(p.version, found.get(key, p.version))
+    there = {name for name, is_there in found if is_there}
+    kept = ((name, is_there, v) for (name, is_there), v in found.items() if is_there or name not in there)
+    return tuple(Replica(name=name, version=v, there=is_there) for name, is_there, v in sorted(kept))
+
+
+def _relay(s: Standing) -> Relay:
+    due = s.state == "open" and s.left <= 0  # the next request is a probe
+    return Relay(
+        worker=s.worker,
+        breaker="half_open" if due else s.state,
+        why=s.why if s.state != "closed" or s.pin else "",
+        hosts=tuple(s.hosts.split()) if s.state != "closed" else (),
+        answers=s.volume > s.failed or s.wins > 0,
+        fails=s.failed > 0,
+        pin=s.pin,
+        pin_by=s.pin_by if s.pin else "",
+        pin_until=round((s.now + s.pin_left) / 1000, 3) if s.pin else 0.0,
+    )
