@@ -1,11 +1,13 @@
-"""TLS with an authority of one's own: agents and operators to the controller's port, and the controller to Redis.
+"""TLS with an authority of one's own: agents and operators to the controller's port, clients to a gateway's, and the controller to
+Redis.
 
-The certificates are made by openssl for this test; the controller, its agents' link, the command line and Redis are real.
+The certificates are made by openssl for this test; controller, its agents' link, gateway, the command line and Redis are real.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from click.testing import CliRunner
 
 from sentinel.agent.link import Link
 from sentinel.cli.main import main
-from sentinel.config import AgentSettings, StoreSettings
+from sentinel.config import AgentSettings, ConfigError, StoreSettings
 from sentinel.decide.decider import Decider
 from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Report
@@ -27,6 +29,7 @@ from sentinel.store import Store, StoreError, open_store
 from sentinel.testing.control import RedisServer, running_controller, until
 from sentinel.testing.decisions import rack
 from sentinel.testing.failover import HOST, free_ports
+from tests.gateway_site import Site
 
 
 class Authority:
@@ -101,6 +104,30 @@ async def test_the_controllers_port(program: Program, authority: Sign, tmp_path:
         await store.close()
     finally:
         redis.close()
+
+
+async def test_the_gateways_port(authority: Sign, tmp_path: Path) -> None:
+    """Clients that trust the authority are served, streamed or not; others and plain HTTP are not; the admin port stays apart."""
+    ours, theirs = authority("ours"), authority("theirs")
+    async with Site("a", tls_cert=ours.cert, tls_key=ours.key) as site:
+        url = f"https://{HOST}:{site.gateway.port}/v1/chat/completions"
+        for stream in (False, True):
+            async with site.http.post(url, json={"model": "m", "stream": stream}, ssl=_trusting(ours)) as answer:
+                assert answer.status == 200 and (b"word0" if stream else b"hello") in await answer.read()
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await site.http.post(url, json={"model": "m"}, ssl=_trusting(theirs))
+        with pytest.raises(aiohttp.ClientError):
+            await site.http.post(url.replace("https", "http"), json={"model": "m"})
+        assert len(site.stands["a"].requests) == 2
+        assert (await site.metrics())['sentinel_gateway_requests_total{outcome="ok",pool="p",tenant="anonymous",worker="a"}'] == 2
+        await site.free()
+    with pytest.raises(ConfigError, match=r"gateway.tls_cert: .*cannot be used") as caught:
+        await Site(tls_cert=ours.cert, tls_key=theirs.key).__aenter__()
+    assert "\n" not in str(caught.value)
+
+
+def _trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.ca))
 
 
 async def test_redis_and_its_sentinels(program: Program, authority: Sign, tmp_path: Path) -> None:
