@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from sentinel.model import Fleet, Role, RouteEntry, RoutePool, Routes, WorkerState
 
 ANY = ""  # the model of pools that name none
@@ -53,8 +55,8 @@ class Plan:
         return [pool for routes in self._by_model.values() for pool in routes.pools]
 
     def pool(self, name: str) -> Routes | None:
-        """The part of the table for one pool."""
-        return next((Routes(version=self.version, pools=(p,)) for p in self.tables() if p.pool == name), None)
+        """The part of the table for one pool, for requests that are in it already: also where it gets no new sessions."""
+        return next((Routes(version=self.version, pools=(replace(p, weight=1.0),)) for p in self.tables() if p.pool == name), None)
 
     def names(self, model: str) -> list[str]:
         """The model's pools."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from sentinel.durations import Duration
 from sentinel.gateway.models import Plan, frontend_name
@@ -75,6 +76,19 @@ async def test_a_prefill_that_fails_is_tried_elsewhere_and_what_it_says_of_the_r
         apart(site)
         async with site.post() as answer:
             assert answer.status == 503
+        await site.free()
+
+
+async def test_a_session_is_prefilled_where_it_is() -> None:
+    """A pool that gets no new sessions any more goes on prefilling for those that its decoders have."""
+    async with Site("pre", "dec") as site:
+        apart(site, "pre")
+        site.stands["pre"].handler = hands_over
+        for version, weight in ((9, 1.0), (10, 0.0)):
+            (pool,) = site.gateway.desk.routes.pools
+            site.gateway.obey(Routes(version=version, pools=(replace(pool, weight=weight),)))
+            async with site.post(headers={"x-session-id": "s"}) as answer:
+                assert answer.status == 200
         await site.free()
 
 
