@@ -179,7 +179,7 @@ class LeaseAdmission:
                 wants = f"{tokens} tokens" if scope.sized else "a slot"
                 why = f"It wants {wants}, and {_KINDS[scope.kind]} never has more than {scope.limit}."
                 self.refused[scope.kind] += 1
-                return Refusal(limit=scope.kind, why=why, retry_after_s=RETRY_MAX_S)
+                return Refusal(limit=scope.kind, why=why, retry_after_s=RETRY_MAX_S, never=scope.sized)
         # While the store is slow the last answer stands; a limit of which it never said that it is used up is not known to be.
         known = now < short.short_until or (self.tenure.slow(now) and (self.tenure.away or short.short_until > 0))
         expected = short.wait(lane.tenant, amount, now) if known else None

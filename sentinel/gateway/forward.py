@@ -186,6 +186,8 @@ class Forward:
             limit, why, after = "none", f"no worker of {x.ask.model!r} takes requests just now; try again", 2.0
         pool = next(iter(self._desk.plan.names(x.ask.model)), "")
         self._desk.meters.refused[pool, x.tenant, limit] += 1
+        if refusal is not None and refusal.never:
+            return ApiError(400, f"{why} Ask for fewer.", code="too_many_tokens", param="max_tokens")
         if limit in ("tenant", "rate"):
             return ApiError(429, why, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=after)
         return ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=after)

@@ -69,11 +69,13 @@ class Slot(Base, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusal(Base, frozen=True, kw_only=True, omit_defaults=True):
-    """Not admitted: which limit, and after how many seconds it is worth asking again."""
+    """Not admitted: which limit, and after how many seconds it is worth asking again. ``never``: this request is too large for it, and
+    always will be."""
 
     limit: str  # "pool", "worker", "tenant", "queue", "fenced": 503; "rate": 429
     why: str  # one sentence for the client
     retry_after_s: float
+    never: bool = False
 
 
 class Admission(Protocol):

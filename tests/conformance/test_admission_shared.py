@@ -249,7 +249,7 @@ async def test_overload_is_refused_at_once(store_server: Any) -> None:
         await asyncio.gather(*(client() for _ in range(60)))
         assert done[0] > 0.8 * 20 * 2.0 / 0.055
         quick = sorted(took)[int(len(took) * 0.5)]
-        assert len(took) > 100 and quick < 0.01, quick
+        assert len(took) > 100 and quick < 0.025, "half of the time that it would have waited at most"
         assert all(0.1 <= r <= 45 for r in retry)
 
 

@@ -184,7 +184,7 @@ async def test_tenants_get_what_is_theirs(store_server: Any, tmp_path: Path) -> 
             async with site.post(headers={"Authorization": f"Bearer {tenant}"}, **more) as answer:
                 return answer.status, (await answer.json()).get("error", {}).get("code", "")
 
-        assert await ask("thin", max_tokens=5000) == (429, "rate_limit_exceeded")
+        assert await ask("thin", max_tokens=5000) == (400, "too_many_tokens"), "it would never fit, so it is no use to come again"
         held = [asyncio.create_task(ask("rest")) for _ in range(6)]
         while len(done := [t for t in held if t.done()]) < 4:
             await asyncio.sleep(0.02)
@@ -218,6 +218,28 @@ async def test_streams_that_go_on_keep_no_breaker_half_open(store_server: Any) -
         assert len([1 for _, body in stand.requests if b'"stream"' in body]) >= POLICY.probes
         for stream in streams:
             stream.close()
+
+
+async def test_workers_that_all_fail_are_all_tried(store_server: Any) -> None:
+    """A pool that fails as a whole is in panic: clients go on getting the workers' own answers, and the first to heal serves."""
+    async with gateways(store_server, 2, "a", "b", "c", "d") as sites:
+        stands = sites[0].stands
+        for stand in stands.values():
+            stand.status = 500
+        while any(s.breakers.panics() != ["p"] for s in sites):  # type: ignore[attr-defined]
+            for n, site in enumerate(sites * 4):
+                async with site.post("/v1/embeddings", input=f"{n}") as answer:
+                    assert answer.status in (500, 502, 503)
+        before = {name: len(stand.requests) for name, stand in stands.items()}
+        statuses = Counter[int]()
+        for n in range(40):
+            async with sites[n % 2].post(content=f"{n}") as answer:
+                statuses[answer.status] += 1
+        assert statuses == {500: 40} and all(len(stand.requests) > before[name] for name, stand in stands.items())
+        for stand in stands.values():
+            stand.status = 200
+        async with sites[0].post(content="again") as answer:
+            assert answer.status == 200
 
 
 async def test_overload_is_a_plateau(store_server: Any) -> None:

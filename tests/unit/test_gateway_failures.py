@@ -194,6 +194,30 @@ async def test_a_failure_after_the_first_byte_ends_the_stream_cleanly(how: str, 
         assert sum(broken.values()) == 1
 
 
+@pytest.mark.parametrize("garbage", [b"zz\r\n{}\r\n", b"3\r\nabcdef\r\n", b"\xff" * 5000, b"1000000000000000000\r\n"])
+async def test_garbage_in_the_middle_ends_the_stream_cleanly(garbage: bytes) -> None:
+    """What no reader could make sense of never reaches the client: complete events, then the error; and the worker is blamed."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        await out.write(b'data: {"a": 1}\n\n')
+        await asyncio.sleep(0.02)
+        assert request.transport
+        request.transport.write(garbage)
+        await asyncio.sleep(0.5)
+        return out
+
+    async with Site("a", stall=Duration(0.4)) as site:
+        site.stands["a"].handler = handler
+        heard = Heard(site)
+        async with site.post(stream=True) as answer:
+            got = events(await answer.read())
+        await site.free()
+        assert got[0] == {"a": 1} and got[1]["error"]["code"] in ("upstream_garbled", "upstream_stall") and got[2:] == ["DONE"]
+        assert heard.outcomes == [("a", Outcome.FAILED)]
+
+
 async def test_half_an_event_is_never_shown() -> None:
     """A worker that dies within an event: the client sees complete events only, then the error."""
 
