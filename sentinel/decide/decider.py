@@ -20,6 +20,7 @@ from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.faults.kin import Kin
 from sentinel.decide.faults.signs import Signs
 from sentinel.decide.faults.silence import Silence
+from sentinel.decide.faults.standing import Standing
 from sentinel.decide.faults.systemic import Systemic
 from sentinel.decide.reload import take_policy
 from sentinel.decide.rules.policy import Policy, Rule
@@ -67,6 +68,7 @@ class Decider:
         self.kin = Kin(self.incidents)
         self.waiting = Waiting(self.p, self.incidents)
         self.systemic = Systemic(self.p, self.incidents)
+        self.standing = Standing(self.p, self.incidents)
         self.silence = Silence(self.p)
         self.failing = Failing(self.p, self.incidents, self.systemic)
         self.spare = Spare(self.p, self.incidents)
@@ -105,6 +107,7 @@ class Decider:
         match event:
             case PolicyLoaded():
                 take_policy(self.p, self.incidents, self.waiting, self.systemic, event.text)
+                self.standing.look()
             case FleetLoaded():
                 self.p.load_fleet(event.fleet)
                 self.leaving.come_again()
@@ -117,6 +120,7 @@ class Decider:
                 self.correlation.restore()
                 self.drains.pace.restore()
                 self.waiting.take_up()
+                self.standing.look()
                 self._restored = True
             case Reported():
                 self._reported(event.report)
@@ -251,7 +255,7 @@ class Decider:
         self.capacity.stand_down()
         self.capacity.shortage.ask()
         self.spare.tell()
-        tend(self.p, self.incidents, self.waiting, self.systemic, self.leaving.orphaned)
+        tend(self.p, self.incidents, self.waiting, self.systemic, self.standing, self.leaving.orphaned)
         self.leaving.tick()
         self.old.forget()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sentinel.decide.faults.incidents import Incidents, by_place
+from sentinel.decide.faults.standing import Standing, is_standing
 from sentinel.decide.faults.systemic import Systemic, systemic_check
 from sentinel.decide.state import past
 from sentinel.decide.state.picture import Picture
@@ -17,11 +18,15 @@ from sentinel.model import Incident
 
 
 def tend(
-    p: Picture, incidents: Incidents, waiting: Waiting, systemic: Systemic, orphaned: Callable[[Incident], str]
+    p: Picture, incidents: Incidents, waiting: Waiting, systemic: Systemic, standing: Standing, orphaned: Callable[[Incident], str]
 ) -> None:
     """End and page what is due. ``orphaned``: why an incident has nobody left who could say that it is over; "" while it has."""
     drains_by_place, kept, covered = by_place(p.drains.values()), waiting.incidents_kept(), systemic.covers()
     for incident in p.open_incidents():
+        if is_standing(incident):
+            if over := standing.over(incident):
+                incidents.close(incident, over)
+            continue
         if systemic_check(incident):
             over = systemic.over(incident) if p.now - incident.opened_at > p.policy.timing.silent_after else ""
             if over:

@@ -131,7 +131,7 @@ def test_every_fault_class_has_a_runbook() -> None:
     stems = {path.stem for path in PAGES}
     for rule in policy["rule"]:
         assert rule["fault"] in stems or not rule.get("page"), f"no runbook for {rule['fault']}"
-    for file in (TOP / "sentinel/decide").glob("*.py"):
+    for file in (TOP / "sentinel/decide").rglob("*.py"):
         for fault in re.findall(r'fault="([a-z-]+)"', text(file)):
             assert fault in stems, f"no runbook for {fault} of {file.name}"
 

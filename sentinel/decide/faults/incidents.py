@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from sentinel.decide.faults.standing import called_with
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state import past
 from sentinel.decide.state.events import SendPage
@@ -137,7 +138,7 @@ class Incidents:
         ``found`` and ``fault``: what makes it worth a page, where that joined an incident that was not. ``rule``: who asks for
         it; None: whatever the incident is made of.
         """
-        if incident.paged or not urgency or known_to(self.p, incident.culprit):
+        if incident.paged or not urgency or known_to(self.p, incident.culprit) or called_with(self.p, incident):
             return incident
         if self.settling(incident):
             waits = self._asked.get(incident.id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from sentinel.decide.faults.incidents import Incidents
+from sentinel.decide.faults.standing import NEEDS_A_PERSON
 from sentinel.decide.state.mode import quiet
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.planned import known_to
@@ -30,7 +31,7 @@ def ask_person(p: Picture, incidents: Incidents, drain: Drain, sentence: str) ->
             victims=(drain.worker,),
         )
         p.put_drain(msgspec.structs.replace(p.drains[drain.id], incident=incident.id))
-    incident = incidents.note(incident, "needs a person", sentence)
+    incident = incidents.note(incident, NEEDS_A_PERSON, sentence)
     ask = f"repair-failed: {sentence}"
     if incident.paged not in ("triggered", "acknowledged"):
         incidents.page(incident, Urgency.ERROR.value, ask)
