@@ -69,8 +69,8 @@ class Slot(Base, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusal(Base, frozen=True, kw_only=True, omit_defaults=True):
-    """Not admitted: which limit, and after how many seconds it is worth asking again. ``never``: this request is too large for it, and
-    always will be."""
+    """Not admitted: which limit, and after how many seconds it is worth asking again. ``never``: this request is too large for
+    the limit, and always will be."""
 
     limit: str  # "pool", "worker", "tenant", "queue", "fenced": 503; "rate": 429
     why: str  # one sentence for the client
