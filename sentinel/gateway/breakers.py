@@ -15,17 +15,20 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Literal
 
 from sentinel.gateway.breaker_copy import Copy, milliseconds
 from sentinel.gateway.breaker_view import BreakerView
 from sentinel.gateway.guards import Outcome, Permit, told_if_broken
 from sentinel.store import StoreError
-from sentinel.store.breakers import BreakerRecords
+from sentinel.store.breakers import BreakerRecords, Standing
 
 DRY = 0.1  # seconds, at least, without asking again for a probe after there was none; a push or a poll ends them sooner
-PATIENCE = 0.25  # seconds that a request waits to hear whether it may be a probe; one that is given later comes back by its lease
+PATIENCE = 0.25  # seconds that a request waits to hear whether it may be a probe; one that is given later is given back
 _PROBE_END: dict[Outcome, Literal["fine", "failed", "neutral"]] = {Outcome.FINE: "fine", Outcome.FAILED: "failed"}
+
+Question = asyncio.Task[tuple[Standing, bool]]
 
 
 class SharedBreakers(BreakerView):
@@ -48,6 +51,7 @@ class SharedBreakers(BreakerView):
         self._sick: set[str] = set()  # … with failures
         self._ended: list[tuple[Permit, Outcome]] = []  # of probes
         self._begun: set[str] = set()  # probes that succeeded, whose answers go on
+        self._questions: set[Question] = set()  # for a probe, not answered yet
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.stale = 0  # outcomes of requests from before a breaker changed
@@ -124,9 +128,9 @@ class SharedBreakers(BreakerView):
 
     async def stop(self) -> None:
         """Tell what is left, once, and end."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._questions):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._questions, return_exceptions=True)
         self._tasks = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -141,24 +145,41 @@ class SharedBreakers(BreakerView):
             self._follow(copy)
         else:
             copy.asking += 1
+            question = asyncio.create_task(self._asked(self._records.permit(copy.worker, copy.pool, name)), name="breakers-probe")
+            self._questions.add(question)
+            question.add_done_callback(partial(self._answered, copy))
             try:
                 async with asyncio.timeout(PATIENCE):
-                    standing, given = await self._asked(self._records.permit(copy.worker, copy.pool, name))
+                    standing, given = await asyncio.shield(question)
                 left = standing.left / 1000
                 self._adopt(standing)
             except TimeoutError:
+                question.add_done_callback(partial(self._unused, copy, name))
                 given = False
+            except asyncio.CancelledError:
+                question.add_done_callback(partial(self._unused, copy, name))
+                raise
             except StoreError as error:
                 self._lost(error)
                 return None
-            finally:
-                copy.asking -= 1
         if given:
             self._probes[name] = copy.worker
             return Permit(worker=copy.worker, probe=name, version=copy.version)
         now = self._clock()
         copy.dry = now + max(DRY, left)
         return copy.plain if copy.effective(now) == "closed" else None
+
+    def _answered(self, copy: Copy, question: Question) -> None:
+        copy.asking -= 1
+        self._questions.discard(question)
+
+    def _unused(self, copy: Copy, probe: str, question: Question) -> None:
+        """Whoever asked for it did not wait for the answer: a probe that was given is at once free for others."""
+        if not question.cancelled() and question.exception() is None:
+            standing, given = question.result()
+            self._adopt(standing)
+            if given:
+                self._end_probe(Permit(worker=copy.worker, probe=probe), Outcome.IGNORED)
 
     async def _flush(self) -> None:
         while True:

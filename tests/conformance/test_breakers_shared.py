@@ -191,6 +191,37 @@ async def test_a_probe_that_breaks_while_others_are_out_opens_again(store_server
         assert standing.trips == 2
 
 
+async def test_a_probe_that_nobody_waited_for_is_free_at_once(store_server: Any) -> None:
+    """A request that leaves, or a store that answers too late, takes no probe along, though its lease would be long."""
+    policy = BreakerSettings(base_open=Duration(0.1), jitter=0.0, probes=1, probe_lease=Duration(3600), poll=Duration(3600))
+    store = await store_server.open(timeout=30.0)
+    a = SharedBreakers(BreakerRecords(store, policy), host="h", process="x", draw=lambda: 0.5)
+    a.members({"p": NAMES})
+    await a.start()
+    await spend(a, "w1", Outcome.FAILED, 5)
+    await until(lambda: a.states()["w1"] == "open")
+    await until(lambda: a.closed("w1"))
+    store_server.pause()
+    leaves = asyncio.create_task(a.permit("w1"))
+    await asyncio.sleep(0.02)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    assert await a.permit("w1") is None
+    store_server.resume()
+    while (permit := await a.permit("w1")) is None:
+        await asyncio.sleep(0.01)
+    assert permit.probe
+    a.ended(permit, Outcome.IGNORED)
+    await asyncio.sleep(0.1)
+    store_server.pause()
+    await until(lambda: a.closed("w1"))
+    assert await a.permit("w1") is None, "the store is too slow"
+    store_server.resume()
+    while await a.permit("w1") is None:
+        await asyncio.sleep(0.01)
+    await a.stop()
+
+
 async def test_late_words_do_not_count(store_server: Any) -> None:
     """What was sent before a breaker opened and closed again says nothing about it afterwards."""
     async with gateways(store_server, 1) as (a,):
