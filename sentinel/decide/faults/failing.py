@@ -7,6 +7,7 @@ This module exists so that what clients feel is evidence beside what agents meas
   nor bad. What was seen before a worker left is over when it has passed its active test: its gateways begin anew, with probes.
 * It joins whatever else would take that worker out, and what says more takes it over: one incident, one page.
 * A pool in panic is one incident of that pool and a person's: the breakers of its workers are part of it, and nothing is drained.
+  Where one check on many of its workers is systemic already, the panic is part of that, and its page says so, louder.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from collections.abc import Iterator
 
 from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.faults.revise import merge
-from sentinel.decide.faults.systemic import Systemic
+from sentinel.decide.faults.systemic import Systemic, systemic_check
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.events import Relay
 from sentinel.decide.state.moves import gentle
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.relayed import FAILING, PANIC
-from sentinel.model import Action, Component, DrainState, Finding, Incident, Response, Severity, Worker
+from sentinel.model import Action, Component, DrainState, Finding, Incident, Response, Severity, Urgency, Worker
 
 _TAKES = (Response.DRAIN, Response.EVICT)
 _SURE, _UNSURE = 0.8, 0.5  # two hosts, one (judgement: a rule of the policy tells them apart)
@@ -62,11 +63,28 @@ class Failing:
                 yield self._finding(self.p.workers[name], Relay(worker=name), present=False)
 
     def joins(self, finding: Finding) -> Incident | None:
-        """The open incident about something else that would take this worker out: its breaker is evidence of that."""
+        """The open incident that this is evidence of: about something else that would take this worker out, or out of this pool so
+        many that it is in panic."""
+        if finding.check == PANIC:
+            return self._cause(finding)
         if finding.check != FAILING or finding.component.worker is None:
             return None
         about = self.incidents.about(finding.component.worker)
         return next((i for i in about if any(f.check != FAILING for f, _ in self.incidents.demands(i, eases=False))), None)
+
+    def _cause(self, panic: Finding) -> Incident | None:
+        """What is systemic on workers of the pool, and called for; whoever was called hears that the pool is in panic."""
+        pool = panic.component.node
+        for incident in self.p.open_incidents():
+            workers = [w for f in incident.findings if (w := self.p.workers.get(f.component.worker or "")) is not None]
+            mine = sum(w.pool == pool for w in workers)
+            if systemic_check(incident) in ("", FAILING) or not incident.paged or 2 * mine <= len(workers):
+                continue
+            rule = self.p.rules.rule_for(panic)
+            if rule is not None and rule.page and all(f.check != PANIC for f in incident.findings):
+                self.incidents.update(incident, Urgency(rule.page), panic.summary)
+            return incident
+        return None
 
     def taken_over(self, rule: Rule, finding: Finding, into: Incident) -> None:
         """A new incident that says more about workers than their breakers did, or about all of their pool."""

@@ -6,8 +6,9 @@ node has turned bad for a whole window and fewer are left than make one: two nod
 fault for a week. Those that are left are judged one by one again.
 
 One cause may show as several checks. Two checks that have turned bad on the same two nodes within a window count together, node by
-node: each is systemic when the nodes of both make one, or when the other is already, and then nobody is called a second time. One
-node that shows both is no reason: a rollout over the whole fleet must not hide an engine that freezes by itself meanwhile.
+node: each is systemic when the nodes of both make one, or when the other is already, and then nobody is called a second time; nor
+is anybody for what is systemic on the workers of a pool whose panic has called already. One node that shows both is no reason: a
+rollout over the whole fleet must not hide an engine that freezes by itself meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.mode import quiet
 from sentinel.decide.state.picture import Picture
+from sentinel.decide.state.relayed import PANIC
 from sentinel.model import Component, Finding, Incident, Kind, Response, Severity, Step, Urgency
 
 _TOGETHER = 2  # nodes that show both make two checks one cause (judgement: one is chance)
@@ -74,8 +76,15 @@ class Systemic:
         seen = set(nodes).union(*together.values()) if cause is None else set(nodes)
         if cause is None and len(seen) < self._many(expected):
             return None
+        cause = cause or self._panic_of(finding)
         beside = f" (with {', '.join(together)})" if together else ""
         return self._open(rule, finding, f"{len(seen)} of {expected} {'domains' if among else 'nodes'}{beside}", cause)
+
+    def _panic_of(self, finding: Finding) -> Incident | None:
+        """The panic of this worker's pool, which is the same cause as the gateways see it."""
+        worker = self.p.workers.get(finding.component.worker or "")
+        found = (i for i in self.p.open_incidents() if worker is not None and i.culprit == worker.pool)
+        return next((i for i in found if any(f.check == PANIC for f in i.findings)), None)
 
     def _together(self, check: str) -> dict[str, set[str]]:
         """The other checks that have turned bad on the same nodes lately → all nodes of each. What a pattern says joins nothing."""
@@ -108,7 +117,9 @@ class Systemic:
         ]
         called = cause is not None and self._calls(cause, rule)
         if cause is not None and called:
-            steps.append(Step(at=at, what=_PART, why=f"{cause.id}: {systemic_check(cause)} came to the same nodes", cause=by))
+            check = systemic_check(cause)
+            why = f"{check} came to the same nodes" if check else f"{cause.fault} of {cause.culprit}"
+            steps.append(Step(at=at, what=_PART, why=f"{cause.id}: {why}", cause=by))
         incident = Incident(
             id=self.p.new_id("inc"),
             key=f"systemic/{finding.check}",
