@@ -25,6 +25,7 @@ from sentinel.model import Component, Drain, Incident, Page, Report, Worker, Wor
 from sentinel.model import Fleet as Plan
 from sentinel.sim.hands import Fault, Hands
 from sentinel.sim.readings import ImexDomain, Process
+from sentinel.sim.relays import Relays
 from sentinel.sim.tray import Tray
 from sentinel.sim.wiring import groups, nodes_of, plan, rack_name
 from sentinel.testing.decisions import World
@@ -52,7 +53,7 @@ class SimFleet:
         self.incidents: dict[str, Incident] = {}  # every one ever, its latest word
         self.drains: dict[str, Drain] = {}
         self.faults: list[Fault] = []
-        self.hands = Hands(self)
+        self.hands, self.relays = Hands(self), Relays(self)
         self.echoes: list[tuple[str, int]] = []  # (node, GPU) whose driver waits for a peer
         self.loads: dict[str, int] = {}  # worker → requests, where the fleet is to measure any
         self.cut: set[str] = set()  # nodes whose agents reach no controller
@@ -177,6 +178,7 @@ class SimFleet:
                 continue
             self._told[worker.name] = shows
             self.world.watched(worker.name, *shows)
+        self.relays.tell()
 
     def _observe(self) -> None:
         for _, out in self.world.journal[self._seen :]:

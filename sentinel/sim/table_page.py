@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sentinel.sim.table import Case
+from sentinel.sim.table_gateways import GATEWAYS
 from sentinel.sim.table_hardware import HARDWARE
 from sentinel.sim.table_operations import OPERATIONS
 from sentinel.sim.table_serving import SERVING
 
-PARTS = {"Hardware": HARDWARE, "Serving": SERVING, "Operations": OPERATIONS}
+PARTS = {"Hardware": HARDWARE, "Serving": SERVING, "Gateways": GATEWAYS, "Operations": OPERATIONS}
 TABLE = tuple(case for cases in PARTS.values() for case in cases)
 _HEAD = """# Scenarios
 
