@@ -71,8 +71,9 @@ class Attempt:
         if self.trouble is not None:
             self.outcome = of_trouble(self.trouble, out=out)
         elif self.head is not None:
-            self.outcome = of_status(self.head.status, out=out)
-            self.why = f"it answered {self.head.status}"
+            told = self.connection.told if self.connection is not None else 0
+            self.outcome = of_status(told or self.head.status, out=out)
+            self.why = f"its stream began with an error, {told}" if told else f"it answered {self.head.status}"
             if self._permit.probe and self.outcome is Outcome.FINE:
                 self._guards.breakers.begun(self._permit)
 

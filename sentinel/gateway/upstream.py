@@ -4,8 +4,8 @@ This module exists because what comes after an answer's head must cost next to n
 protocol to whoever took the connection over, with no task, queue or parser object in between. What always holds:
 
 * A connection carries one request at a time; it goes back to the pool only after a complete answer with nothing behind it.
-* The beginning of an answer is its head and the first bytes of its body (all of it, where it is short): until then nothing has
-  been promised to anybody, and the try can be repeated elsewhere.
+* The beginning of an answer is its head and the first bytes of its body (all of it, where it is short; of a stream, those that
+  ``opening`` takes for an answer or an error): until then nothing was promised to anybody, and the try can be repeated elsewhere.
 * A pooled connection that turns out to be dead before it said a word is replaced once by a fresh one to the same worker: that is
   a race with the worker's own keep-alive timer (uvicorn's is 5 s), not a fault.
 """
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.framing import HEAD_MAX, Garbled, Head, parse_head
+from sentinel.gateway.opening import opening
 
 SHORT = 256 * 1024  # bytes of an answer of known length that is waited for as a whole
 
@@ -48,13 +49,14 @@ class Taker(Protocol):
 class Connection(asyncio.Protocol):
     """One connection to a worker."""
 
-    __slots__ = ("_early", "_waiter", "closed", "error", "head", "idle_since", "origin", "taker", "transport", "used")
+    __slots__ = ("_early", "_waiter", "closed", "error", "head", "idle_since", "origin", "taker", "told", "transport", "used")
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.transport: asyncio.Transport
         self.taker: Taker | None = None
         self.head: Head | None = None
+        self.told = 0  # the HTTP status of an error that a stream began with
         self.closed = self.used = False
         self.error: Exception | None = None  # what closed it, where that was not an orderly end
         self.idle_since = 0.0
@@ -98,7 +100,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             raise Broken(Trouble.EARLY, "it closed the connection before it was asked")
         loop = asyncio.get_running_loop()
-        self.head, self._early = None, b""
+        self.head, self.told, self._early = None, 0, b""
         self._waiter = loop.create_future()
         late = loop.call_later(patience_s, self._late, patience_s)
         if len(body) < 16384:
@@ -143,6 +145,10 @@ class Connection(asyncio.Protocol):
                     raise Garbled("it wants to speak another protocol")
                 head = None
         self.head = head
+        if head.sse and head.status == 200 and self._early:
+            told = opening(head, self._early)
+            self.told = told or 0
+            return told is not None
         if head.size is None or head.size > SHORT:
             return bool(self._early)
         return len(self._early) >= head.size
