@@ -19,7 +19,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ import aiohttp
 OPENING = 400  # tokens of a session's first message
 REPLY = 60  # tokens of what its user says next
 REFUSALS = (429, 503)
+IDLE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ class Traffic:
         self._on_first_token = on_first_token
         self._ids = itertools.count(1)
         self._ending = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._http: aiohttp.ClientSession | None = None
+        self._surge_per_s = 0.0
+        self._surge_ids: Iterator[int] | None = None
 
     @property
     def settled(self) -> list[Record]:
@@ -132,16 +135,22 @@ class Traffic:
         self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         self._tasks = [asyncio.create_task(self._slot(n), name=f"traffic {n}") for n in range(self._load.sessions)]
 
-    async def flood(self, per_s: float, seconds: float) -> None:
-        """Besides, let new sessions come at an even pace for so long, one request each, whatever becomes of them."""
-        dice = random.Random(f"{self._load.seed} {len(self._tasks)}")
-        began = time.monotonic()
-        for number in range(round(per_s * seconds)):
-            await self._pause(began + number / per_s - time.monotonic())
-            if self._ending.is_set():
-                return
-            turn = self._turn(f"f{len(self._tasks)}", _opening(), dice.randint(*self._load.tokens))
-            self._tasks.append(asyncio.create_task(turn, name="flood"))
+    def surge(self, per_s: float) -> None:
+        """From now on, besides, new sessions of one request each come at this even pace, whatever becomes of them; 0: none."""
+        self._surge_per_s = per_s
+        if self._surge_ids is None:
+            self._surge_ids = itertools.count(1)
+            self._tasks.append(asyncio.create_task(self._surge(self._surge_ids), name="surge"))
+
+    async def _surge(self, ids: Iterator[int]) -> None:
+        dice = random.Random(self._load.seed)
+        due = time.monotonic()
+        while not self._ending.is_set():
+            due = due + 1 / self._surge_per_s if self._surge_per_s else time.monotonic() + IDLE_S
+            await self._pause(due - time.monotonic())
+            if self._surge_per_s and not self._ending.is_set():
+                turn = self._turn(f"x{next(ids)}", [_message("user", OPENING)], dice.randint(*self._load.tokens))
+                self._tasks.append(asyncio.create_task(turn, name="surge request"))
 
     async def stop(self, patience_s: float = 6.0) -> None:
         """Begin nothing new, let streams end for ``patience_s`` seconds, cut off the rest."""
@@ -159,22 +168,22 @@ class Traffic:
         dice = random.Random(self._load.seed * 1000 + number)
         await self._pause(dice.uniform(0, 0.5))
         for generation in itertools.count(1):
-            said = _opening()
+            said = [_message("user", OPENING)]
             # The first sessions are met in their midst: steady traffic has ends and beginnings at every moment.
             turns = self._load.turns if generation > 1 else dice.randint(1, self._load.turns)
             for _ in range(turns):
                 if self._ending.is_set():
                     return
                 tokens = dice.randint(*self._load.tokens)
-                await self._turn(f"s{number:02}.{generation}", said, tokens)
+                record = await self._turn(f"s{number:02}.{generation}", said, tokens)
                 said += [_message("assistant", tokens), _message("user", REPLY)]
-                await self._pause(dice.uniform(*self._load.pause_s))
+                await self._pause(max(record.retry_after_s, dice.uniform(*self._load.pause_s)))
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), max(0.0, seconds))
 
-    async def _turn(self, session: str, said: list[dict[str, str]], tokens: int) -> None:
+    async def _turn(self, session: str, said: list[dict[str, str]], tokens: int) -> Record:
         record = Record(next(self._ids), session, time.time())
         self.records.append(record)
         body = {"model": self._model, "messages": said, "max_tokens": tokens, "stream": True}
@@ -195,6 +204,7 @@ class Traffic:
             raise
         finally:
             record.ended_at = time.time()
+        return record
 
     async def _ask(self, gateway: str, record: Record, body: dict[str, Any], wanted: int) -> None:
         """One try. Raises _Unanswered, or _Broken when it failed for good."""
@@ -214,7 +224,8 @@ class Traffic:
                         if not frame.startswith(b"data: "):
                             continue
                         if frame.startswith(b'data: {"error"'):
-                            raise _Broken(record.worker or gateway, f"broke after {record.tokens} of {wanted} tokens: {_told(frame[6:])}")
+                            how = f"broke after {record.tokens} of {wanted} tokens: {_told(frame[6:])}"
+                            raise _Broken(record.worker or gateway, how)
                         if frame.startswith(b"data: [DONE]"):
                             break
                         self.tokens += 1
@@ -239,10 +250,6 @@ class Traffic:
 
 def _message(role: str, tokens: int) -> dict[str, str]:
     return {"role": role, "content": "turn" * tokens}
-
-
-def _opening() -> list[dict[str, str]]:
-    return [_message("user", OPENING)]
 
 
 def _not_served(record: Record, gateway: str, answer: aiohttp.ClientResponse, body: bytes) -> None:

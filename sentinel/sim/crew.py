@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,8 +20,14 @@ import sys
 from pathlib import Path
 
 STOP_S = 6.0  # from SIGTERM to SIGKILL
-ORDER = ("agents", "controller", "workers")  # agents first, so that none complains about a controller that went
+ORDER = ("agents", "gateway-", "controller", "workers")  # whoever asks ends first, so that none complains about one that went
+SENTINEL = ("-c", "from sentinel.cli.main import main; main()")
+LOW, HIGH = 20000, 32000  # below the range of outgoing connections (32768 up), so that none of ours takes such a port
 JANITOR = Path(__file__).parent / "janitor.py"
+
+
+class StageError(Exception):
+    """Something of the stage does not work; the sentence says what was tried and what came back."""
 
 
 class Crew:
@@ -36,15 +43,15 @@ class Crew:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for name in sorted(self._processes, key=ORDER.index):
-            await self._end(self._processes[name])
+        for kind in ORDER:
+            await asyncio.gather(*(self._end(p) for name, p in self._processes.items() if name.startswith(kind)))
         if self._janitor and self._janitor.stdin:
             self._janitor.stdin.close()
             self._janitor.wait()
 
     async def spawn(self, name: str, *argv: str, pass_fds: tuple[int, ...] = ()) -> None:
         """Run our interpreter with these arguments."""
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self._folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *argv, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True, pass_fds=pass_fds, cwd=self._folder,
@@ -60,6 +67,11 @@ class Crew:
             door.bind(str(self._folder / f"{name}.sock"))
             door.listen(64)
             await self.spawn(name, "-m", module, argument, str(door.fileno()), pass_fds=(door.fileno(),))
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL; it is gone when this returns."""
+        self._processes[name].kill()
+        await self._processes[name].wait()
 
     def ended(self) -> dict[str, int]:
         """Processes that are not there any more, with their exit status."""
@@ -86,6 +98,16 @@ class Crew:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has now. Raises StageError when none is found."""
+    for _ in range(200):
+        port = random.randint(LOW, HIGH)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise StageError(f"no free port between {LOW} and {HIGH} on 127.0.0.1")
 
 
 def _janitor(folder: Path) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ What always holds: an expectation is a sentence and whether it held; what can on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sentinel.model import Drain, Response
@@ -15,13 +15,15 @@ from sentinel.sim.story import Story
 
 @dataclass(frozen=True)
 class Scenario:
-    """``faster``: what else of the policy is shortened for it. ``imex``: its agents watch an IMEX domain, too."""
+    """``faster``: what else of the policy is shortened for it. ``imex``: its agents watch an IMEX domain, too. ``slots``: requests
+    that one worker runs at once."""
 
     name: str
     title: str
     script: Callable[[Story], Awaitable[None]]
     faster: Mapping[str, str] = field(default_factory=dict)
     imex: bool = False
+    slots: int = 16
 
 
 def xid(pci: str, code: int, rest: str) -> str:
@@ -39,13 +41,13 @@ def fails_only_on(s: Story, victim: str) -> None:
     """Streams that had begun on the dead worker may fail: its tokens are gone to the client. Nothing else may."""
 
     def check() -> tuple[bool, str]:
-        return all(r.failed_on == victim and r.tokens for r in s.failures()), failures(s)
+        return all(r.failed_on == victim and r.tokens for r in s.failures()) and not s.refusals(), failures(s)
 
     s.expect_at_end(f"only streams in the middle of {victim} failed", check)
 
 
 def none_fails(s: Story) -> None:
-    s.expect_at_end("no request failed", lambda: (not s.failures(), failures(s)))
+    s.expect_at_end("no request failed or was refused", lambda: (not s.failures() and not s.refusals(), failures(s)))
 
 
 def served_on(s: Story) -> None:
@@ -95,5 +97,8 @@ def faults(s: Story) -> str:
 
 
 def failures(s: Story) -> str:
-    failed = s.failures()
-    return "; ".join(r.failed for r in failed[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "") or "no failure"
+    return some([r.failed or r.refused for r in s.failures() + s.refusals()]) or "no failure"
+
+
+def some(told: Sequence[str], most: int = 5) -> str:
+    return "; ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")

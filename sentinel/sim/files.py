@@ -122,49 +122,80 @@ def write_controller(
     private(folder / "policy.toml", policy)
     private(folder / "pagerduty.key", "R0SIMULATED0PAGER0ROUTING0KEY000")
 
-    def text(value: object) -> str:
-        return json.dumps(str(value))
-
     lines = [
         "# Written by sentinel demo for one run.",
         "[controller]",
-        f"name = {text('demo-controller')}",
-        f"listen = {text(listen)}",
-        f"node_tokens = {text(folder / 'nodes')}",
-        f"operator_tokens = {text(folder / 'operators')}",
-        f"journal_dir = {text(folder / 'journal')}",
-        f"tick = {text(TICK)}",
-        f"watch = {text(WATCH)}",
-        f"policy = {text(folder / 'policy.toml')}",
+        f"name = {_text('demo-controller')}",
+        f"listen = {_text(listen)}",
+        f"node_tokens = {_text(folder / 'nodes')}",
+        f"operator_tokens = {_text(folder / 'operators')}",
+        f"journal_dir = {_text(folder / 'journal')}",
+        f"tick = {_text(TICK)}",
+        f"watch = {_text(WATCH)}",
+        f"policy = {_text(folder / 'policy.toml')}",
         "[store]",
-        f"url = {text('embedded:' + str(folder / 'store'))}",
+        f"url = {_text('embedded:' + str(folder / 'store'))}",
         "[paging]",
-        f"pagerduty_key_file = {text(folder / 'pagerduty.key')}",
-        f"pagerduty_url = {text(pager)}",
-        "[[pools]]",
-        f"name = {text(MAIN)}",
-        f"model = {text(MODEL)}",
-        f"overflow = [{text(OVERFLOW)}]",
-        "[[pools]]",
-        f"name = {text(OVERFLOW)}",
-        f"model = {text(MODEL)}",
-        "primary = false",
+        f"pagerduty_key_file = {_text(folder / 'pagerduty.key')}",
+        f"pagerduty_url = {_text(pager)}",
+        *_fleet(urls),
     ]
-    for node in NODES:
-        lines += ["[[nodes]]", f"name = {text(node)}"]
-    for place in PLACES.values():
-        lines += [
-            "[[workers]]",
-            f"name = {text(place.name)}",
-            f"pool = {text(place.pool)}",
-            f"url = {text(urls[place.name])}",
-            f"role = {text(place.role.value)}",
-            f"gpus = [{', '.join(text(g) for g in place.gpus)}]",
-            f"domain = {text(DOMAIN)}",
-            f"capacity = {place.capacity:g}",
-            f"standby = {'true' if place.standby else 'false'}",
-        ]
     private(folder / "controller.toml", "\n".join(lines) + "\n")
     told |= {"agent.snapshot": f"5s → {SNAPSHOT}", "agent probes' interval": f"5s → {PROBE}"}
     told |= {"controller.watch": f"2s → {WATCH}", "controller.tick": f"500ms → {TICK}"}
     return told
+
+
+def write_gateway(
+    folder: Path, name: str, *, listen: str, admin: str, store: str, urls: Mapping[str, str], slots: int, lease_s: float
+) -> None:
+    """Write ``NAME.toml``. ``slots``: requests that one worker takes at once, from all gateways together."""
+    lines = [
+        "# Written by sentinel demo for one run.",
+        "[gateway]",
+        f"name = {_text(name)}",
+        f"listen = {_text(listen)}",
+        f"admin = {_text(admin)}",
+        'drain = "2s"  # the demo has cut its streams by then',
+        "[gateway.admission]",
+        f'lease = "{lease_s:g}s"',
+        "[gateway.admission.default]",
+        f"worker_requests = {slots}",
+        "[store]",
+        f"url = {_text(store)}",
+        *_fleet(urls),
+    ]
+    private(folder / f"{name}.toml", "\n".join(lines) + "\n")
+
+
+def _text(value: object) -> str:
+    return json.dumps(str(value))
+
+
+def _fleet(urls: Mapping[str, str]) -> list[str]:
+    """Pools, nodes and workers, as both daemons want them."""
+    lines = [
+        "[[pools]]",
+        f"name = {_text(MAIN)}",
+        f"model = {_text(MODEL)}",
+        f"overflow = [{_text(OVERFLOW)}]",
+        "[[pools]]",
+        f"name = {_text(OVERFLOW)}",
+        f"model = {_text(MODEL)}",
+        "primary = false",
+    ]
+    for node in NODES:
+        lines += ["[[nodes]]", f"name = {_text(node)}"]
+    for place in PLACES.values():
+        lines += [
+            "[[workers]]",
+            f"name = {_text(place.name)}",
+            f"pool = {_text(place.pool)}",
+            f"url = {_text(urls[place.name])}",
+            f"role = {_text(place.role.value)}",
+            f"gpus = [{', '.join(_text(g) for g in place.gpus)}]",
+            f"domain = {_text(DOMAIN)}",
+            f"capacity = {place.capacity:g}",
+            f"standby = {'true' if place.standby else 'false'}",
+        ]
+    return lines

@@ -26,6 +26,7 @@ from sentinel.sim.expect import faults as faults_of
 from sentinel.sim.expect import pages as pages_of
 from sentinel.sim.probes import mismatch
 from sentinel.sim.rack import GPUS, NODES, PLACES
+from sentinel.sim.scenarios_gateway import GATEWAYS
 from sentinel.sim.scenarios_rack import RACK
 from sentinel.sim.story import Story
 
@@ -170,6 +171,7 @@ SCENARIOS = {
         Scenario("agent-silent", "an agent dies while its workers serve on: no drain, one page of low urgency", agent_silent),
         Scenario("driver-upgrade", "half of the nodes report driver/library mismatch: one systemic incident", driver_upgrade),
         *RACK,
+        *GATEWAYS,
     )
 }
 DEFAULT = "gpu-off-bus"

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from sentinel.sim.expect import Scenario
 from sentinel.sim.files import FASTER
+from sentinel.sim.replicas import told_by
 from sentinel.sim.stage import Stage, StageError
 from sentinel.sim.story import SIMULATED, Story
 from sentinel.sim.terminal import Screen, summary
@@ -38,7 +39,8 @@ class Show:
             if self._headless:
                 self._console.print(f"{self._scenario.name}: {self._scenario.title}", highlight=False)
                 self._console.print(f"Simulated: {', '.join(SIMULATED)}", style="dim", highlight=False)
-            stage = Stage(faster={**FASTER, **self._scenario.faster}, imex=self._scenario.imex)
+            chosen = self._scenario
+            stage = Stage(faster={**FASTER, **chosen.faster}, imex=chosen.imex, slots=chosen.slots)
             try:
                 async with stage:
                     story = await self._play(stage, deadline, screen)
@@ -61,6 +63,7 @@ class Show:
             except StageError as error:
                 story.failed = f"the scenario broke off: {error}"
             await stage.traffic.stop(LET_END_S)
+            story.gateways = told_by(await stage.gateways.counts())
             story.settle()
         return story
 
@@ -73,6 +76,6 @@ def _broken(scenario: str, why: str) -> dict[str, Any]:
     """The document of a run whose stage did not come up."""
     return {
         "scenario": scenario, "simulated": list(SIMULATED), "faster": {}, "timeline": [],
-        "requests": {"sent": 0, "ok": 0, "failed": 0, "retried": 0, "failures": []},
-        "pages": [], "expectations": [], "failed": why, "ok": False,
+        "requests": {"sent": 0, "ok": 0, "refused": 0, "failed": 0, "retried": 0, "failures": []},
+        "gateways": {}, "pages": [], "expectations": [], "failed": why, "ok": False,
     }  # fmt: skip

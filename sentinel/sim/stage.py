@@ -3,8 +3,8 @@
 This module exists so that the demo, the tests and the benchmarks stand on one set-up: ``async with Stage() as stage``.
 What always holds:
 
-* Real: the controller (``sentinel controller`` as a process), the embedded store that it runs, eighteen agents, the
-  probes' judgement, serving adapters, routing, paging. Simulated: what ``story.SIMULATED`` names.
+* Real: the controller and three gateways (processes of ``sentinel``), the embedded store, eighteen agents, the probes'
+  judgement, serving adapters, routing, breakers, admission, paging. Simulated: what ``story.SIMULATED`` names.
 * Everything lies in one private folder and every process is known to the janitor, so that nothing is left behind however
   the stage ends, also when it is killed.
 * Where the demo runs faster than what is shipped, ``faster`` says so.
@@ -15,11 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,44 +25,46 @@ import aiohttp
 import msgspec
 
 from sentinel.config import StoreSettings
-from sentinel.gateway.routing import candidates
-from sentinel.model import Drain, Incident, Role, RouteEntry, Routes
+from sentinel.model import Routes
 from sentinel.sim import ctl
+from sentinel.sim.asking import Asking
 from sentinel.sim.client import Load, Record, Traffic
-from sentinel.sim.crew import Crew
+from sentinel.sim.crew import SENTINEL, Crew, StageError, free_port
 from sentinel.sim.engine import Shape
-from sentinel.sim.files import FASTER, IMEX, Tokens, write_controller, write_tokens
+from sentinel.sim.files import FASTER, IMEX, write_controller, write_tokens
 from sentinel.sim.rack import MODEL, NODES, PLACES
+from sentinel.sim.replicas import LEASE_S, Replicas
 from sentinel.store import Store, open_store
 from sentinel.testing.pagerduty import FakePagerDuty
 
-START_S = 20.0  # until the controller leads and every node has reported
+__all__ = ["Stage", "StageError"]
+
+START_S = 20.0  # until the controller leads, every node has reported, and every gateway serves
 
 
-class StageError(Exception):
-    """Something of the stage does not work; the sentence says what was tried and what came back."""
-
-
-class Stage:
+class Stage(Asking):
     """``load``: the traffic, which starts with ``start_traffic``. ``faster``: durations of the policy to shorten.
 
-    ``imex``: the agents watch an IMEX domain, too (a tool to be run on every tray, every second).
+    ``imex``: the agents watch an IMEX domain, too (a tool to be run on every tray, every second). ``slots``: requests that one
+    worker runs at once, which is what the gateways let in.
     """
 
-    def __init__(self, load: Load | None = None, *, faster: Mapping[str, str] = FASTER, imex: bool = False) -> None:
+    def __init__(
+        self, load: Load | None = None, *, faster: Mapping[str, str] = FASTER, imex: bool = False, slots: int = 16
+    ) -> None:
         self.load = load or Load()
-        self._imex = imex
+        self._imex, self._slots = imex, slots
         self.faster: dict[str, str] = dict(faster)
-        self.url = ""  # of the controller
+        self.url = ""
         self.routes: Routes | None = None  # the newest pushed table
         self.pages: list[dict[str, Any]] = []  # what the simulated pager took, in order; each with "at" and "event"
-        self.tokens: Tokens
         self.traffic: Traffic
+        self.gateways: Replicas
+        self.store: Store
         self.on_routes: Callable[[Routes | None, Routes], None] = lambda old, new: None
         self.on_page: Callable[[dict[str, Any]], None] = lambda page: None
         self.on_first_token: Callable[[Record], None] = lambda record: None
         self._folder: Path
-        self._http: aiohttp.ClientSession
         self._crew: Crew
         self._exits = contextlib.AsyncExitStack()
 
@@ -92,19 +92,29 @@ class Stage:
         self.tokens = write_tokens(self._folder)
         urls = await self._start_workers()
         pager = await self._start_pager()
-        listen = f"127.0.0.1:{_free_port()}"
+        listen = f"127.0.0.1:{free_port()}"
         self.url = f"http://{listen}"
         self.faster = write_controller(self._folder, listen=listen, urls=urls, pager=pager, faster=self.faster)
         if self._imex:
             self.faster["imex probe's interval"] = f"30s → {IMEX}"
-        run = ("-c", "from sentinel.cli.main import main; main()", "controller", "--config")
-        await self._crew.spawn("controller", *run, str(self._folder / "controller.toml"))
+        await self._crew.spawn("controller", *SENTINEL, "controller", "--config", str(self._folder / "controller.toml"))
+        store = f"unix://{self._folder / 'store' / 'valkey.sock'}"
+        await self._start_gateways(store, urls)
+        await self._serve([urls[p.name] for p in PLACES.values() if not p.standby])
         await self._start_agents(urls)
         await self._all_up()
-        await self._follow_routes()
+        await self._follow_routes(store)
+        await self.gateways.up(self.routes.version if self.routes else 1, START_S)
+
+    async def _start_gateways(self, store: str, urls: Mapping[str, str]) -> None:
+        """They come up beside the controller: without a store or a table they serve by their configuration."""
+        self.gateways = Replicas(self._folder, self._crew, self._http, slots=self._slots)
+        self._exits.callback(self.gateways.close)
+        await self.gateways.start(store, urls)
+        self.faster["gateway.admission.lease"] = f"10s → {LEASE_S:g}s"
 
     async def _start_workers(self) -> dict[str, str]:
-        shapes = [Shape(p.name, MODEL, ranks=p.ranks) for p in PLACES.values()]
+        shapes = [Shape(p.name, MODEL, ranks=p.ranks, slots=self._slots) for p in PLACES.values()]
         (self._folder / "shapes.json").write_bytes(msgspec.json.encode(shapes))
         await self._crew.open_door("workers", "sentinel.sim.workers", str(self._folder / "shapes.json"))
         listed = await self.worker_host("list")
@@ -112,6 +122,18 @@ class Stage:
             if not place.standby:
                 await self.worker_host("start", place.name)
         return {name: str(w["url"]) for name, w in listed["workers"].items()}
+
+    async def _serve(self, urls: Sequence[str]) -> None:
+        """Wait until the workers serve: an agent misses only what it has seen answer."""
+        last = time.monotonic() + START_S
+        for url in urls:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with self._http.get(f"{url}/health"):
+                        break
+                if time.monotonic() > last:
+                    raise StageError(f"the worker at {url} does not answer: {self._crew.last_words('workers')}")
+                await asyncio.sleep(0.05)
 
     async def _start_agents(self, urls: Mapping[str, str]) -> None:
         given = {"controller": self.url, "workers": dict(urls), "imex": self._imex}
@@ -152,9 +174,9 @@ class Stage:
         said = self._crew.last_words("controller")
         raise StageError(f"the stage is not up after {START_S:g} s: {missing}; the controller says: {said}")
 
-    async def _follow_routes(self) -> None:
-        store = await open_store(StoreSettings(url=f"unix://{self._folder / 'store' / 'valkey.sock'}"))
-        self._exits.push_async_callback(store.close)
+    async def _follow_routes(self, url: str) -> None:
+        self.store = await open_store(StoreSettings(url=url))
+        self._exits.push_async_callback(self.store.close)
         first = asyncio.Event()
 
         async def follow(store: Store) -> None:
@@ -163,7 +185,7 @@ class Stage:
                 self.on_routes(old, table)
                 first.set()
 
-        task = asyncio.create_task(follow(store), name="routes")
+        task = asyncio.create_task(follow(self.store), name="routes")
         self._exits.push_async_callback(_cancelled, task)
         try:
             async with asyncio.timeout(START_S):
@@ -175,17 +197,9 @@ class Stage:
         def first_token(record: Record) -> None:  # looked up at each call: a story may take its place later
             self.on_first_token(record)
 
-        self.traffic = Traffic(self.pick, self.load, model=MODEL, on_first_token=first_token)
+        self.traffic = Traffic(self.gateways.urls, self.load, model=MODEL, on_first_token=first_token)
         await self.traffic.start()
         self._exits.push_async_callback(self.traffic.stop, 0.0)
-
-    def pick(self, role: Role, session: str, left_out: frozenset[str]) -> RouteEntry | None:
-        """Where a client sends: the gateway's own routing over the newest pushed table; a session stays with its decoder."""
-        if self.routes is None:
-            return None
-        home = self.traffic.homes.get(session, "") if role is Role.DECODE else ""
-        found = candidates(self.routes, role, session, load=self.traffic.in_flight, home=home)
-        return next((entry for entry in found if entry.worker not in left_out), None)
 
     # -- the rack's handles -----------------------------------------------------------------------------------------
 
@@ -232,42 +246,22 @@ class Stage:
             await asyncio.sleep(0.05)
         return {node: f"http://127.0.0.1:{port}" for node, port in ports.items()}
 
+    async def agents_look(self) -> None:
+        """Wait until every agent has looked at its workers once."""
+        for url in (await self.agent_urls()).values():
+            async with asyncio.timeout(START_S):
+                while not await self._has(f"{url}/metrics", 'sentinel_probe_success{probe="worker"} 1.0'):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    async def _has(self, url: str, line: str) -> bool:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with self._http.get(url) as answer:
+                return line in await answer.text()
+        return False
+
     async def freeze(self, worker: str) -> None:
         """Its engine stands still behind a green /health."""
         await self.worker_host("freeze", worker)
-
-    # -- asking the controller --------------------------------------------------------------------------------------
-
-    async def get(self, path: str) -> Any:
-        return await self._call("GET", path)
-
-    async def ask(self, verb: str, target: str, reason: str, **more: Any) -> Any:
-        """A person's command (``drain``, ``undrain``, ``hold`` …), with the demo's operator token."""
-        return await self._call("POST", "/v1/ask", {"verb": verb, "target": target, "reason": reason, **more})
-
-    async def status(self) -> dict[str, Any]:
-        got = await self.get("/v1/status")
-        if not isinstance(got, dict):
-            raise StageError(f"GET /v1/status answered no object: {got!r}")
-        return got
-
-    async def incidents(self) -> list[Incident]:
-        got = await self.get("/v1/incidents")
-        return msgspec.convert(got.get("incidents", []) if isinstance(got, dict) else got, list[Incident])
-
-    async def drain(self, drain_id: str) -> Drain:
-        return msgspec.convert(await self.get(f"/v1/drains/{drain_id}"), Drain, strict=False)
-
-    async def _call(self, method: str, path: str, body: object = None) -> Any:
-        headers = {"Authorization": f"Bearer {self.tokens.operator}"}
-        try:
-            async with self._http.request(method, self.url + path, json=body, headers=headers) as answer:
-                text = await answer.text()
-                if answer.status >= 300:
-                    raise StageError(f"{method} {path} answered {answer.status}: {text[:200]}")
-                return json.loads(text) if text else None
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise StageError(f"{method} {path}: {error or type(error).__name__}") from None
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
@@ -285,13 +279,3 @@ def _short_tmp() -> str:
     """Sockets need short paths (107 bytes): the usual folder unless it is a deep one."""
     usual = tempfile.gettempdir()
     return usual if len(usual) < 50 else "/tmp"  # noqa: S108  (mkdtemp makes a private folder in it)
-
-
-def _free_port() -> int:
-    """A port that nobody has now, from below the range of outgoing connections (32768 up), so that none of ours takes it."""
-    for _ in range(200):
-        port = random.randint(20000, 32000)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise StageError("no free port between 20000 and 32000 on 127.0.0.1")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ SIMULATED = (
     "workers' engines (the HTTP servers, streams, kills and restarts are real)",
     "what the IMEX tool prints (a program that prints it)",
     "GPU reset and node reboot",
+    "clients (their HTTP is real; they go round the three gateways as behind a load balancer, and take another one when a "
+    "connection fails before an answer)",
     "the pager (a local server that speaks PagerDuty Events v2)",
 )
 POLL_S = 0.1
@@ -58,6 +60,7 @@ class Story:
     incidents: dict[str, Incident] = field(default_factory=dict)
     drains: dict[str, Drain] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    gateways: Mapping[str, int] = field(default_factory=dict)  # their counters, added up at the end
     failed: str = ""  # why the run itself broke off
     _at_end: list[tuple[str, Callable[[], tuple[bool, str]]]] = field(default_factory=list)
     _watching: asyncio.Task[None] | None = None
@@ -162,7 +165,9 @@ class Story:
 
     def _served(self, record: Record) -> None:
         """A first token: traffic has shifted when a session of the worker that left streams from another one."""
-        worker = record.decode[-1]
+        worker = record.worker
+        if worker not in PLACES:
+            return
         home = self._homes.get(record.session)
         self._homes[record.session] = worker
         at = record.first_token_at or time.time()
@@ -221,6 +226,14 @@ class Story:
     def failures(self) -> list[Record]:
         return [r for r in self.stage.traffic.records if r.failed]
 
+    def refusals(self) -> list[Record]:
+        return [r for r in self.stage.traffic.records if r.refused]
+
+    def first_token_ms(self) -> dict[str, float]:
+        """Time to first token as the clients measured it."""
+        took = self.stage.traffic.first_tokens()
+        return {f"p{p}": round(took[min(len(took) - 1, len(took) * p // 100)] * 1000, 1) for p in (50, 99)} if took else {}
+
     # -- expecting --------------------------------------------------------------------------------------------------
 
     def expect(self, name: str, held: bool, detail: str = "") -> None:
@@ -243,7 +256,7 @@ class Story:
     def document(self) -> dict[str, Any]:
         """The whole run as plain JSON values."""
         failures = [
-            {"request": r.id, "session": r.session, "worker": r.failed_on, "why": r.failed, "tokens": r.tokens,
+            {"request": r.id, "session": r.session, "on": r.failed_on, "why": r.failed, "tokens": r.tokens,
              "ms": self.timeline.ms(r.ended_at or r.at)}
             for r in self.failures()
         ]
@@ -252,7 +265,8 @@ class Story:
             "simulated": list(SIMULATED),
             "faster": self.stage.faster,
             "timeline": self.timeline.document(),
-            "requests": {**self.stage.traffic.counts(), "failures": failures},
+            "requests": {**self.stage.traffic.counts(), "first_token_ms": self.first_token_ms(), "failures": failures},
+            "gateways": dict(self.gateways),
             "pages": [{**p, "ms": self.timeline.ms(p["at"])} for p in self.stage.pages],
             "expectations": [{"name": e.name, "held": e.held, "detail": e.detail} for e in self.expectations],
             "failed": self.failed,

@@ -34,7 +34,7 @@ class Screen:
 
     def __init__(self, console: Console, title: str) -> None:
         self.story: Story | None = None
-        self.note = "starting the controller, eighteen agents, the store and the workers …"
+        self.note = "starting the controller, three gateways, eighteen agents, the store and the workers …"
         self._console = console
         self._title = title
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -75,10 +75,12 @@ class Screen:
 
     def _traffic(self, story: Story) -> Text:
         counts = story.stage.traffic.counts()
-        text = Text("requests: ")
+        text = Text("requests at the clients: ")
         text.append(f"{counts['sent']} sent, {counts['flowing']} flowing, {counts['ok']} ok, ")
-        text.append(f"{counts['retried']} retried, ", "yellow" if counts["retried"] else "")
+        text.append(f"{counts['retried']} sent to a second gateway, ", "yellow" if counts["retried"] else "")
+        text.append(f"{counts['refused']} refused, ", "yellow" if counts["refused"] else "")
         text.append(f"{counts['failed']} failed", "bold red" if counts["failed"] else "")
+        text.append(_first_token(story))
         return text
 
     def _timeline(self, story: Story) -> Table:
@@ -101,9 +103,19 @@ def summary(story: Story) -> RenderableType:
     table.add_column("shown by", overflow="fold")
     for e in story.expectations:
         table.add_row(e.name, Text("yes", "green") if e.held else Text("NO", "bold red"), e.detail)
-    told = f"requests: {counts['sent']} sent, {counts['ok']} ok, {counts['failed']} failed, {counts['retried']} retried"
+    told = (
+        f"requests at the clients, through three gateways: {counts['sent']} sent, {counts['ok']} ok, {counts['refused']} refused, "
+        f"{counts['failed']} failed, {counts['retried']} sent to a second gateway{_first_token(story)}"
+    )
+    if story.gateways:
+        told += "\nat the gateways: " + ", ".join(f"{n} {what}" for what, n in story.gateways.items())
     faster = "Faster than shipped: " + ", ".join(f"{k} {v}" for k, v in story.stage.faster.items())
     parts: list[RenderableType] = [table, Text(told), Text(f"Simulated: {', '.join(SIMULATED)}", "dim"), Text(faster, "dim")]
     if story.failed:
         parts.append(Text(story.failed, "bold red"))
     return Group(*parts)
+
+
+def _first_token(story: Story) -> str:
+    took = story.first_token_ms()
+    return f"; first token after {took['p50']:.0f} ms (p50), {took['p99']:.0f} ms (p99)" if took else ""

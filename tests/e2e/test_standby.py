@@ -20,7 +20,7 @@ async def test_a_standby_is_started_proven_and_used() -> None:
         async with asyncio.timeout(40):
             while state_of(stage, "spare-decode-3") is not WorkerState.ACTIVE:
                 await asyncio.sleep(0.1)
-            while not any(record.decode[-1:] == ["spare-decode-3"] and record.ok for record in stage.traffic.records):
+            while not any(record.worker == "spare-decode-3" and record.ok for record in stage.traffic.records):
                 await asyncio.sleep(0.1)
         weights = {pool.pool: pool.weight for pool in stage.routes.pools}
         assert weights["overflow"] > 0.25
