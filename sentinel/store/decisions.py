@@ -8,19 +8,23 @@ What always holds here:
 * Committing the same changes again is harmless, so after StoreError the caller may simply do that. After WentBack, a
   StoreError too, it has to write again what the store has lost as well.
 * Effects still pending come back in the order in which they were decided. Their bytes are JSON that is not looked into.
+* A route table is written as its news where it builds on one that we have written (``routes``), and as a whole with the first
+  commit after ``WHOLE_S``: so the chain of news stays short, and readers that know none are a second or two behind at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from sentinel.model import Drain, Hold, Incident, Routes
+from sentinel.model.route_news import difference
 from sentinel.store.errors import StoreError, WentBack
-from sentinel.store.routes import decode_routes
+from sentinel.store.routes import Keys
 
 if TYPE_CHECKING:
     from sentinel.store.door import Door
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 Table = Literal["incident", "drain", "hold", "pending", "kept"]
 TABLES: tuple[Table, ...] = ("incident", "drain", "hold", "pending", "kept")
+
+WHOLE_S = 1.0  # seconds from the first news until the whole table is written again
 
 T = TypeVar("T", Incident, Drain, Hold)
 
@@ -70,14 +76,25 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[int, int] = (0, 0)  # epoch and number of the last commit in it: what rises with every commit
 
 
+class _Table(msgspec.Struct, frozen=True):
+    """The route table as our last commit left it."""
+
+    epoch: int
+    routes: Routes
+    news_since: float | None = None  # when the first of the news behind the whole table were written; None: there are none
+
+
 class Decisions:
     """The durable decisions, written by the leader and read by the next one."""
 
-    def __init__(self, door: Door, lease: Lease) -> None:
+    def __init__(self, door: Door, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
         self._door = door
         self._lease = lease
+        self._clock = clock
+        self._routes = Keys(door)
         self._turn = asyncio.Lock()
         self._seq = 0
+        self._table: _Table | None = None
         self.head = (0, 0)  # epoch and number of our last commit that is known to be done
 
     async def commit(self, epoch: int, changes: Sequence[Change], *, anew: bool = False) -> bool:
@@ -88,32 +105,52 @@ class Decisions:
         rise (the same table again is fine); and StoreError when it could not be told whether anything was written.
         """
         async with self._turn:
-            self._seq += 1
-            seq = self._seq
-            names = ("lease", "routes", *TABLES, "head")
-            keys = [self._door.key(name) for name in names]
-            done = self.head[1] if self.head[0] == epoch and not anew else -1
-            args: list[str | bytes | int] = [self._lease.token, epoch, seq, done]
-            for index, change in enumerate(changes):
-                args += self._packed(change, epoch, index)
-            answer = bytes(await self._door.run("commit", keys, args))
-            if answer == b"ok":
-                self.head = (epoch, seq)
+            if anew or (self._table and self._table.epoch != epoch):
+                self._table = None
+            answer = await self._commit(epoch, changes, anew)
+            if answer == b"gap":  # somebody removed the table that our news build on, or it is written as a whole already
+                self._table = None
+                answer = await self._commit(epoch, changes, anew)
+        key = self._lease.key
         if answer == b"fenced":
             return False
         if answer.startswith(b"stale "):
-            raise ValueError(f"{keys[1]}: {answer[6:].decode()}")
+            raise ValueError(f"{self._routes.whole}: {answer[6:].decode()}")
         if answer == b"lost":
-            raise WentBack(f"{keys[0]}: the store has lost commits of epoch {epoch} that it had said were done")
+            raise WentBack(f"{key}: the store has lost commits of epoch {epoch} that it had said were done")
         if answer == b"late":
-            raise StoreError(f"{keys[0]}: a later commit of epoch {epoch} is already there, so this one was not written")
+            raise StoreError(f"{key}: a later commit of epoch {epoch} is already there, so this one was not written")
         return True
 
-    def _packed(self, change: Change, epoch: int, index: int) -> list[str | bytes | int]:
+    async def _commit(self, epoch: int, changes: Sequence[Change], anew: bool) -> bytes:
+        self._seq += 1
+        seq, table, now = self._seq, self._table, self._clock()
+        keys = [self._door.key(name) for name in ("lease", "routes", "routes:news", *TABLES, "head")]
+        done = self.head[1] if self.head[0] == epoch and not anew else -1
+        args: list[str | bytes | int] = [self._lease.token, epoch, seq, done]
+        for index, change in enumerate(changes):
+            if isinstance(change, PublishRoutes):
+                newer = table and change.routes.version > table.routes.version
+                news = difference(table.routes, change.routes) if table and newer else None
+                if table is None or news is None:
+                    args += _whole(change.routes)
+                    table = _Table(epoch, change.routes)
+                else:
+                    args += ["news", 3, f"{news.before} {news.version}", msgspec.json.encode(news)]
+                    table = _Table(epoch, change.routes, now if table.news_since is None else table.news_since)
+            else:
+                args += self._packed(change, epoch, index)
+        if table and table.news_since is not None and now - table.news_since >= WHOLE_S:
+            args += _whole(table.routes)
+            table = _Table(epoch, table.routes)
+        answer = bytes(await self._door.run("commit", keys, args))
+        if answer == b"ok":
+            self.head, self._table = (epoch, seq), table
+        return answer
+
+    def _packed(self, change: Put | Drop, epoch: int, index: int) -> list[str | bytes | int]:
         """One change as the script reads it: what, where, key, value (four arguments each)."""
-        if isinstance(change, PublishRoutes):
-            return ["routes", 2, change.routes.version, msgspec.json.encode(change.routes)]
-        where = TABLES.index(change.kind) + 3
+        where = TABLES.index(change.kind) + 4
         if isinstance(change, Drop):
             return ["drop", where, change.key, b""]
         value = change.body()
@@ -124,17 +161,21 @@ class Decisions:
     async def load(self) -> Stored:
         """Everything, as of one moment. Raises StoreError naming the key and field that cannot be read."""
         key = self._door.key
-        commands = [("HGETALL", key(t)) for t in ("incident", "drain", "hold", "pending")]
-        commands += [("GET", key("routes")), ("GET", key("head"))]
-        incidents, drains, holds, pending, routes, head = await self._door.ask_all(commands)
+        commands: list[tuple[str, ...]] = [("HGETALL", key(t)) for t in ("incident", "drain", "hold", "pending")]
+        commands += [("GET", key("head")), *self._routes.reads]
+        incidents, drains, holds, pending, head, whole, news = await self._door.ask_all(commands)
         return Stored(
             incidents=_decoded(key("incident"), incidents, Incident),
             drains=_decoded(key("drain"), drains, Drain),
             holds=_decoded(key("hold"), holds, Hold),
             pending=_ordered(key("pending"), pending),
-            routes=decode_routes(key("routes"), routes),
+            routes=self._routes.joined(whole, news),
             head=_head(key("head"), head),
         )
+
+
+def _whole(routes: Routes) -> list[str | bytes | int]:
+    return ["routes", 2, routes.version, msgspec.json.encode(routes)]
 
 
 def _head(key: str, text: bytes | None) -> tuple[int, int]:

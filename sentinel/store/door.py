@@ -52,7 +52,7 @@ class Door:
         async with self._asking(f"{command[0]!s} {command[1]!s}"), self._counting() as client:
             await client.execute_command(*command)  # type: ignore[no-untyped-call]
 
-    async def ask_all(self, commands: Sequence[tuple[str, str]]) -> list[Any]:
+    async def ask_all(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
         """Several reads of one moment (MULTI … EXEC)."""
         async with self._asking(f"reading {self.key('*')}"), self._client.pipeline(transaction=True) as pipe:
             for command in commands:
@@ -75,13 +75,13 @@ class Door:
                 return await client.eval(text, len(keys), *keys, *args)
 
     @asynccontextmanager
-    async def subscribed(self, channel: str) -> AsyncIterator[PubSub]:
-        """A subscription that is in force when the body begins; a lost connection raises StoreError out of the body."""
+    async def subscribed(self, *channels: str) -> AsyncIterator[PubSub]:
+        """A subscription to all of them, in force when the body begins; a lost connection raises StoreError out of the body."""
         pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         try:
-            async with self._asking(f"subscribing to {channel}"):
-                await pubsub.subscribe(channel)
-            with _translated(f"channel {channel}", self._server):
+            async with self._asking(f"subscribing to {channels[0]}"):
+                await pubsub.subscribe(*channels)
+            with _translated(f"channel {channels[0]}", self._server):
                 yield pubsub
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]

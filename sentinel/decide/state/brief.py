@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import msgspec
 
 from sentinel.decide.state.events import AnyEvent, AnyInstruction, Record, Restored
-from sentinel.model import RouteEntry, RoutePool, Routes
+from sentinel.model import RoutePool, Routes
+from sentinel.model.route_news import changed_rows
 
 
 class Brief:
@@ -35,13 +36,8 @@ class Brief:
 
 
 def _news(now: RoutePool, before: RoutePool | None) -> RoutePool | None:
-    """The pool with the rows that differ; None when nothing does. A row that is the same object needs no comparing."""
-    if before is None or len(now.workers) != len(before.workers):
+    """The pool with the rows that differ, or as a whole where it is of another fleet; None when nothing does."""
+    rows = None if before is None else changed_rows(now, before)
+    if before is None or rows is None:
         return now
-    changed: list[RouteEntry] = []
-    for row, old in zip(now.workers, before.workers, strict=True):
-        if row is not old and row != old:
-            if row.worker != old.worker:
-                return now  # another fleet
-            changed.append(row)
-    return msgspec.structs.replace(now, workers=tuple(changed)) if changed or now.weight != before.weight else None
+    return msgspec.structs.replace(now, workers=rows) if rows or now.weight != before.weight else None
