@@ -1,0 +1,146 @@
+"""The controller's ear at the gateways, on real stores: what it tells the decider, when, and what it leaves unsaid."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest_asyncio
+
+from sentinel.controller.gateways import GatewayWatch
+from sentinel.decide.state.events import AnyInstruction, Relayed
+from sentinel.durations import Duration
+from sentinel.model import Fleet, Pool, Worker
+from sentinel.settings_gateway import BreakerSettings
+from sentinel.store.breakers import PINS_BY, BreakerRecords
+from sentinel.store.gateways import Gateways
+from sentinel.testing.control import until
+
+POLICY = BreakerSettings(base_open=Duration(30), jitter=0.0)
+NAMES = ("w1", "w2", "w3", "w4")
+FLEET = Fleet(
+    pools=(Pool(name="p"), Pool(name="dyn")),
+    workers=(
+        *(Worker(name=n, pool="p", url=f"http://{n}") for n in NAMES),
+        *(Worker(name=n, pool="dyn", url=f"http://{n}", adapter="dynamo") for n in ("d1", "d2")),
+    ),
+)
+
+
+class Ear:
+    """A watch on one real store, and what it told."""
+
+    def __init__(self, store: Any) -> None:
+        self.presences, self.records = Gateways(store), BreakerRecords(store, POLICY)
+        self.told: list[Relayed] = []
+        numbers = itertools.count()
+        self.watch = GatewayWatch(
+            self.presences, self.records, version=lambda: 7, feed=self._feed, new_id=lambda: f"ev-{next(numbers)}",
+            clock=lambda: 1000.0, every=0.1,
+        )  # fmt: skip
+        self.watch.follow(FLEET)
+
+    async def _feed(self, event: Relayed) -> list[AnyInstruction]:
+        self.told.append(event)
+        return []
+
+    def last(self, worker: str) -> Any:
+        return next((r for e in reversed(self.told) for r in e.workers if r.worker == worker), None)
+
+    async def fails(self, worker: str, *hosts: str) -> None:
+        """These hosts see nothing but failures of it."""
+        for host in hosts:
+            await self.records.seen(f"{host}/1", [(worker, 0, 1)])
+        for host in hosts:
+            others = [n for n in NAMES if n != worker]
+            await self.records.failed(worker, "p", others, f"{host}/1", version=0, fine=0, failed=9, draw=0.0)
+
+
+@pytest_asyncio.fixture
+async def ear(store_server: Any) -> Any:
+    ear = Ear(await store_server.open())
+    running = asyncio.create_task(ear.watch.run())
+    try:
+        yield ear
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_without_gateways_it_says_so_once(ear: Ear) -> None:
+    """No gateway: one event that says that, and no further one however long that lasts."""
+    await until(lambda: ear.told, "it is said")
+    await asyncio.sleep(0.4)
+    assert len(ear.told) == 1 and ear.told[0].replicas == () and ear.told[0].workers == ()
+
+
+async def test_what_gateways_see_is_told_once(ear: Ear) -> None:
+    """Who there is and what each obeys, who answers, who is open and in whose eyes: each told when it changes."""
+    await ear.presences.obey("a1", "g1", 7, 30)
+    await ear.presences.obey("a2", "g1", 5, 30)
+    await ear.presences.obey("b1", "g2", 7, 0.05)
+    await ear.records.seen("g1/1", [("w2", 0, 5)])
+    await ear.fails("w1", "g1", "g2")
+    await until(lambda: ear.last("w1") and ear.last("w2"), "both are told of")
+    assert (ear.last("w1").breaker, ear.last("w1").hosts, ear.last("w1").answers) == ("open", ("g1", "g2"), False)
+    assert "requests failed" in ear.last("w1").why
+    assert ear.last("w2").answers and ear.last("w2").breaker == "closed"
+    replicas = next(e.replicas for e in reversed(ear.told) if e.replicas)
+    assert [(r.name, r.version, r.there) for r in replicas] == [("g1", 5, True), ("g2", 7, False)]
+    count = len(ear.told)
+    await until(lambda: len(ear.told) > count + 2, "further rounds")
+    assert all(e.workers == () and e.replicas is None for e in ear.told[count + 1 :])
+    assert await ear.watch.behind(7) == ["g1"] and await ear.watch.behind(5) == []
+
+
+async def test_a_transition_is_told_by_the_push(store_server: Any) -> None:
+    """What opens between two rounds is told at once."""
+    ear = Ear(await store_server.open())
+    ear.watch._every = 60.0
+    await ear.presences.obey("a1", "g1", 7, 60)
+    running = asyncio.create_task(ear.watch.run())
+    await until(lambda: ear.told, "the first round")
+    await asyncio.sleep(0.2)  # until it listens
+    await ear.fails("w3", "g1", "g2")
+    await until(lambda: ear.last("w3"), "the push is told of", seconds=10)
+    assert ear.last("w3").breaker == "open"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_panic_is_told_by_pool_also_behind_a_frontend(ear: Ear) -> None:
+    """A pool too many of whose workers fail, and one whose only way, the Dynamo frontend, does."""
+    await ear.presences.obey("a1", "g1", 7, 30)
+    for name in NAMES:
+        await ear.fails(name, "g1", "g2")
+    await ear.records.failed("dyn.frontend", "dyn", [], "g1/1", version=0, fine=0, failed=9, draw=0.0)
+    await until(lambda: ear.told and ear.told[-1].panics == ("dyn", "p"), "both are in panic")
+
+
+async def test_pins(ear: Ear) -> None:
+    """Sentinel pins and unpins, and says whose pin stands where it may not; who holds what is told."""
+    worker = FLEET.workers[0]
+    await ear.presences.obey("a1", "g1", 7, 30)
+    assert await ear.watch.pin(worker, "open", lasts_s=60, by=PINS_BY, why="evicted") == ""
+    await until(lambda: ear.last("w1"), "the pin is told of")
+    assert (ear.last("w1").pin, ear.last("w1").pin_by, ear.last("w1").breaker) == ("open", "sentinel", "closed")
+    until_ = ear.last("w1").pin_until
+    await asyncio.sleep(0.3)
+    assert ear.last("w1").pin_until == until_
+    assert await ear.watch.pin(worker, "", lasts_s=0, by=PINS_BY, why="back") == ""
+    assert await ear.watch.pin(worker, "closed", lasts_s=60, by="ann", why="it is well") == ""
+    assert await ear.watch.pin(worker, "open", lasts_s=60, by=PINS_BY, why="evicted") == "ann holds the breaker of w1 closed"
+
+
+async def test_a_store_that_is_away_is_told_as_nothing(ear: Ear, store_server: Any) -> None:
+    """While the store does not answer nothing is said; when it does, the rounds go on."""
+    await ear.presences.obey("a1", "g1", 7, 300)
+    await until(lambda: ear.told and ear.told[-1].workers == () and len(ear.told) > 2, "rounds")
+    store_server.pause()
+    await asyncio.sleep(0.3)
+    count = len(ear.told)
+    await asyncio.sleep(0.5)
+    assert len(ear.told) <= count + 1
+    store_server.resume()
+    await until(lambda: len(ear.told) > count + 3, "rounds go on")
