@@ -136,12 +136,16 @@ class Counts:
 class DynamoRig:
     """``start`` it, put load on it, break it, ``stop`` it."""
 
-    def __init__(self, folder: Path, *, front_args: tuple[str, ...] = (), mock_args: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, front_args: tuple[str, ...] = (), mock_args: tuple[str, ...] = (),
+        front_env: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.workers: list[Mocker] = []
         self.frontend = ""
         self.discovery = ""
-        self._front_args, self._mock_args = front_args, mock_args
+        self.others: dict[str, asyncio.subprocess.Process] = {}  # further frontends over the same workers, by URL
+        self._front_args, self._mock_args, self._front_env = front_args, mock_args, front_env or {}
         self._environment: dict[str, str] = {}
         self._front: asyncio.subprocess.Process | None = None
         self._etcd: subprocess.Popen[bytes] | None = None
@@ -185,8 +189,7 @@ class DynamoRig:
             self.discovery = f"etcd:{url}"
         port = free_port()
         self.frontend = f"http://127.0.0.1:{port}"
-        front = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--migration-limit", "3"]
-        self._front = await self._run("frontend", [*front, *self._front_args])
+        self._front = await self._frontend("frontend", port)
         self.workers = [Mocker(f"mock{i}", low_port()) for i in range(n)]
         self._mock = ["-m", "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL,
                       "--num-gpu-blocks-override", "16384", "--block-size", "64", *self._mock_args]  # fmt: skip
@@ -195,7 +198,7 @@ class DynamoRig:
             await self.until(self._serves, 60)
 
     async def stop(self) -> None:
-        everyone = [w.process for w in self.workers] + [self._front]
+        everyone = [w.process for w in self.workers] + [self._front, *self.others.values()]
         for process in everyone:
             if process and process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -207,6 +210,17 @@ class DynamoRig:
             end_process(self._etcd)
         if self._http:
             await self._http.close()
+
+    async def another_frontend(self, url: str = "") -> str:
+        """Its URL, once it sends requests to every worker. ``url``: of one that has ended and is to be there again."""
+        url = url or f"http://127.0.0.1:{free_port()}"
+        self.others[url] = await self._frontend(f"frontend-{len(self.others)}", int(url.rpartition(":")[2]))
+
+        async def serves() -> bool:
+            return len(await self.routable(url)) >= len(self.workers) and not await self.request(3, url)
+
+        await self.until(serves, 60)
+        return url
 
     async def add(self, name: str, role: Role, *arguments: str) -> Mocker:
         """One more worker, with arguments of its own; routable when this returns."""
@@ -252,10 +266,10 @@ class DynamoRig:
 
         await self.until(said, 60)
 
-    async def routable(self) -> set[str]:
+    async def routable(self, frontend: str = "") -> set[str]:
         """Instance ids (hex) that the frontend sends requests to, by its own /health."""
         try:
-            async with self.http.get(f"{self.frontend}/health") as response:
+            async with self.http.get(f"{frontend or self.frontend}/health") as response:
                 said = await response.json(content_type=None)
         except (aiohttp.ClientError, ValueError):
             return set()
@@ -282,13 +296,14 @@ class DynamoRig:
         await asyncio.gather(*(client() for _ in range(streams)))
         return counts
 
-    async def request(self, tokens: int) -> str:
+    async def request(self, tokens: int, frontend: str = "") -> str:
         """One streaming chat completion; "" when it came whole, else what was wrong."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": "how fares the rack"}], "max_tokens": tokens,
                 "stream": True, "ignore_eos": True}  # fmt: skip
         got, finished = 0, False
         try:
-            async with asyncio.timeout(60), self.http.post(f"{self.frontend}/v1/chat/completions", json=body) as response:
+            url = f"{frontend or self.frontend}/v1/chat/completions"
+            async with asyncio.timeout(60), self.http.post(url, json=body) as response:
                 if response.status != 200:
                     return f"HTTP {response.status}: {(await response.text())[:120]}"
                 async for raw in response.content:
@@ -325,6 +340,10 @@ class DynamoRig:
         except aiohttp.ClientError:
             return ""
         return text.partition('worker_id="')[2].partition('"')[0]
+
+    async def _frontend(self, name: str, port: int) -> asyncio.subprocess.Process:
+        front = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--migration-limit", "3"]
+        return await self._run(name, [*front, *self._front_args], **self._front_env)
 
     async def _run(self, name: str, arguments: list[str], **extra: str) -> asyncio.subprocess.Process:
         with (self.folder / f"{name}.log").open("ab") as log:
