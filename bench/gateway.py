@@ -11,8 +11,9 @@ The gateway under test runs alone on one core; stand-in workers, the load and th
 Medians of three rounds, the gateways in turn within each round; the last line is one JSON object, and a table stands before it.
 What is not installed is named as not measured (``python bench/rivals/install.py`` fetches the wheels; nginx is the system's).
 ``--only NAMES`` measures some; ``--quick``: one short round of ours, ``naive`` and ``bare`` (see bench/rivals/plain.py);
-``--nice -10`` keeps whatever else runs on the machine out of the way, for all of them alike (needs root); ``--wait 60`` waits so
-long at most, before each, for a moment in which nothing else runs.
+On a machine with other work: ``--wait 60`` waits so long at most, before each, for a moment in which nothing else runs; ``--nice
+-10`` puts it before the others, for all gateways alike (needs root); and times to the first chunk as on an idle machine come from
+``chrt --rr 1 … --parts streams``, since short requests would leave the others next to nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ SHOWN = {  # column → key, digits
 class Bench:
     """``lengths``: seconds of short requests, seconds of streams, probes."""
 
-    def __init__(self, folder: Path, behind: list[int], lengths: tuple[float, float, int], wait_s: float) -> None:
-        self.folder, self.behind, self.lengths, self.wait_s = folder, behind, lengths, wait_s
+    def __init__(self, folder: Path, behind: list[int], lengths: tuple[float, float, int]) -> None:
+        self.folder, self.behind, self.lengths = folder, behind, lengths
+        self.parts, self.wait_s = ["short", "streams"], 0.0
         self.seen: dict[str, list[Numbers]] = {}
         self.missing: dict[str, str] = {}  # name → why it is not measured
 
@@ -65,15 +67,16 @@ class Bench:
                 self.missing[name] = f"it did not answer within {start.patience_s:g} s: {process.last_words()}"
                 return
             short_s, stream_s, probes = self.lengths
-            some = await short(port, process, short_s)
-            many = await streams(port, process, self.behind[0], stream_s, probes)
+            some = await short(port, process, short_s) if "short" in self.parts else {}
+            many = await streams(port, process, self.behind[0], stream_s, probes) if "streams" in self.parts else {}
         except (AssertionError, OSError) as error:
             self.missing[name] = f"it failed under load: {error}"
             return
         finally:
             process.end()
         found = {f"short_{k}": v for k, v in some.items()} | {f"streams_{k}": v for k, v in many.items()}
-        found |= {f"added_{p}_ms": many[f"first_{p}_ms"] - many[f"direct_{p}_ms"] for p in ("p50", "p99")}
+        if many:
+            found |= {f"added_{p}_ms": many[f"first_{p}_ms"] - many[f"direct_{p}_ms"] for p in ("p50", "p99")}
         self.seen.setdefault(name, []).append(found)
         print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
 
@@ -82,18 +85,21 @@ class Bench:
 
     def ratio(self, name: str, to: str, key: str) -> float | None:
         """The median over the rounds of what ``name`` has for one of ``to``: what disturbs one disturbs the other."""
-        pairs = list(zip(self.seen.get(name, ()), self.seen.get(to, ()), strict=False))
-        return round(statistics.median(a[key] / b[key] for a, b in pairs), 3) if pairs else None
+        pairs = [(a[key], b[key]) for a, b in zip(self.seen.get(name, ()), self.seen.get(to, ()), strict=False) if key in a]
+        return round(statistics.median(a / b for a, b in pairs), 3) if pairs else None
 
 
 def table(middle: dict[str, Numbers]) -> str:
     lines = ["| | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 1) + "|"]
     for name, row in middle.items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[key]:,.{digits}f}" for key, digits in SHOWN.values()) + " |")
+        cells = [f"{row[key]:,.{digits}f}" if key in row else "" for key, digits in SHOWN.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-async def rounds(names: list[str], count: int, lengths: tuple[float, float, int], wait_s: float) -> dict[str, object]:
+async def rounds(
+    names: list[str], parts: list[str], count: int, lengths: tuple[float, float, int], wait_s: float
+) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="sentinel-") as temporary:
         folder = Path(temporary)
         stand_ins = Process(script("worker.py"), LOAD, folder / "workers.log")
@@ -101,7 +107,8 @@ async def rounds(names: list[str], count: int, lengths: tuple[float, float, int]
         site = Site(folder, behind)
         try:
             await site.start()
-            bench = Bench(folder, behind, lengths, wait_s)
+            bench = Bench(folder, behind, lengths)
+            bench.parts, bench.wait_s = parts, wait_s
             makes = {"ours": site.gateway} | OTHERS
             for _ in range(count):
                 for name in names:
@@ -142,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what each gateway costs and adds")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="", help=f"names out of {','.join(every)}")
+    parser.add_argument("--parts", default="short,streams")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--wait", type=float, default=0.0)
@@ -155,7 +163,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     pin(LOAD)
     lengths = (2.0, 4.0, 100) if given.quick else (5.0, 8.0, 300)
-    print(json.dumps(uvloop.run(rounds(names, given.rounds or (1 if given.quick else 3), lengths, given.wait))))
+    count = given.rounds or (1 if given.quick else 3)
+    print(json.dumps(uvloop.run(rounds(names, given.parts.split(","), count, lengths, given.wait))))
 
 
 if __name__ == "__main__":
