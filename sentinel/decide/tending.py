@@ -1,7 +1,8 @@
 """On every tick: which incidents have ended, and which are due to be paged.
 
 What always holds: an incident ends when what it was made of is proven fine or its drains have mended it, never by mere silence;
-one that somebody would still be taken out for stays; nobody is called for what a systemic incident has called for already.
+one that somebody would still be taken out for stays; nobody is called for what a systemic incident has called for already; a worker
+that waits for a person is called for, also where its rule pages nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sentinel.decide.faults.systemic import Systemic, systemic_check
 from sentinel.decide.state import past
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.ways.waiting import Waiting
-from sentinel.model import Incident
+from sentinel.model import Drain, DrainState, Incident, Urgency
 
 
 def tend(
@@ -45,3 +46,11 @@ def tend(
         due = rule and rule.page and not incident.paged and p.now - incident.opened_at >= rule.page_after
         if rule and due and not covered(incident) and not past.told(p, incident):
             incidents.page(incident, rule.page, rule=rule)
+        elif rule and not rule.page and not incident.paged and (left := next((d for d in drains if _is_a_persons(d)), None)):
+            ask = f"{left.worker} is out of service and stays out until a person brings it back"
+            incidents.page(incident, Urgency.WARNING.value, ask, rule=rule)
+
+
+def _is_a_persons(drain: Drain) -> bool:
+    """Whether sentinel took it out and waits for a person, who must know of it whatever the rule says about pages."""
+    return drain.kind == "drain" and drain.by == "sentinel" and drain.state is DrainState.OUT and not drain.returns
