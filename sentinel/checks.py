@@ -183,6 +183,13 @@ def _addresses(s: Settings) -> Iterator[str]:
         yield f'dynamo.discovery: expected "file:/path" or "etcd:http://host:port", got {s.dynamo.discovery!r}'
     if s.dynamo.frontend and _url(s.dynamo.frontend) is None:
         yield f"dynamo.frontend: expected http://… or https://…, got {s.dynamo.frontend!r}"
+    for url in s.dynamo.frontends:
+        if _url(url) is None:
+            yield f"dynamo.frontends: expected http://… or https://…, got {url!r}"
+    if s.dynamo.frontends and not s.dynamo.frontend:
+        yield "dynamo.frontends: these are further ones; wanted the first as dynamo.frontend"
+    if len(set(s.dynamo.every_frontend)) < len(s.dynamo.every_frontend):
+        yield "dynamo.frontends: one is named twice; wanted each once, dynamo.frontend included"
 
 
 def _controller(c: ControllerSettings) -> Iterator[str]:

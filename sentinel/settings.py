@@ -114,6 +114,11 @@ class DynamoSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     discovery: str = ""  # "file:/path/to/DYN_FILE_KV" or "etcd:http://127.0.0.1:2379"
     namespace: str = "dynamo"
     frontend: str = ""  # base URL of a Dynamo frontend, for pinned one-token probes
+    frontends: tuple[str, ...] = ()  # further ones over the same workers: gateways share requests out among all of them
+
+    @property
+    def every_frontend(self) -> tuple[str, ...]:
+        return tuple(url for url in (self.frontend, *self.frontends) if url)
 
 
 class PoolSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -111,7 +111,7 @@ def build(
     )
     key = read_secret(own.worker_key_file, "gateway.worker_key_file") if own.worker_key_file else ""
     desk = Desk(
-        own, settings.fleet(), breakers=breakers, admission=admission, frontend=settings.dynamo.frontend, worker_key=key,
+        own, settings.fleet(), breakers=breakers, admission=admission, frontends=settings.dynamo.every_frontend, worker_key=key,
         limits=admission.picture, holders=Holders(ResponseRecords(store)),
     )  # fmt: skip
     desk.meters.registry.register(GuardMeters(admission, breakers))
@@ -166,6 +166,6 @@ async def _reload(
             service.ready(f"{told}; the changed configuration is not used: {error}")
             continue
         admission.configure(own.admission, own.tenants)
-        gateway.reconfigure(new.fleet(), new.dynamo.frontend)
+        gateway.reconfigure(new.fleet(), new.dynamo.every_frontend)
         log.info("configuration read again; of [gateway], only admission and tenants change without a restart")
         service.ready(told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -39,14 +39,14 @@ class Desk:
         *,
         breakers: Follows,
         admission: Admission,
-        frontend: str = "",
+        frontends: Sequence[str] = (),
         worker_key: str = "",
         limits: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
         holders: Holders | None = None,
     ) -> None:
-        """``frontend``: base URL of the Dynamo frontend. ``limits``: how each limit stands, for the metrics. ``holders``: what all
-        gateways share; None: this one is alone. Raises ConfigError when the file of keys is wrong."""
-        self.settings, self.fleet, self.frontend = settings, fleet, frontend
+        """``frontends``: base URLs of the Dynamo frontends. ``limits``: how each limit stands, for the metrics. ``holders``: what
+        all gateways share; None: this one is alone. Raises ConfigError when the file of keys is wrong."""
+        self.settings, self.fleet, self.frontends = settings, fleet, frontends
         self.keys = Keys(settings.keys)
         self.worker_key = worker_key.encode()
         self.guards = Guards(breakers, admission)
@@ -55,7 +55,7 @@ class Desk:
         self.holders = holders or Holders()
         self.meters = Meters(self._gauges)
         self.routes = Routes()
-        self.plan = Plan(self.routes, fleet, frontend)
+        self.plan = Plan(self.routes, fleet, frontends)
         self.began = int(time.time())
         self.stopping = False
         self._origins: dict[str, Origin] = {}
@@ -66,13 +66,13 @@ class Desk:
         self.routes = routes
         self._plan_anew()
 
-    def reconfigure(self, fleet: Fleet, frontend: str) -> None:
+    def reconfigure(self, fleet: Fleet, frontends: Sequence[str]) -> None:
         """Another configuration of pools and workers, under the same table."""
-        self.fleet, self.frontend = fleet, frontend
+        self.fleet, self.frontends = fleet, frontends
         self._plan_anew()
 
     def _plan_anew(self) -> None:
-        self.plan = Plan(self.routes, self.fleet, self.frontend)
+        self.plan = Plan(self.routes, self.fleet, self.frontends)
         self.breakers.members(self.plan.members(), self.plan.prefills)
         for worker, pool in self.plan.pool_of.items():
             self.meters.know(pool, worker)

@@ -3,14 +3,15 @@
 This module exists because the table speaks of pools and workers, and clients speak of models. What always holds:
 
 * A request only ever goes to pools of its model; a pool without a ``model`` takes whatever no other pool is named for.
-* A pool's Dynamo workers are one worker to the gateway: the frontend, which does its own KV routing. It takes requests while
+* A pool's Dynamo workers are one worker to the gateway: the frontend, which does its own KV routing (where there are several
+  frontends over the same workers, each is one, with its part of what those are worth). It takes requests while
   one that answers (and, where roles are apart, one that prefills) is active, and weighs what those are worth together.
 * ``models`` lists what would be answered now, not what is configured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -19,16 +20,16 @@ from sentinel.model import Fleet, Role, RouteEntry, RoutePool, Routes, WorkerSta
 ANY = ""  # the model of pools that name none
 
 
-def frontend_name(pool: str) -> str:
-    """What a pool's Dynamo frontend is called as a worker, in breakers, limits and metrics."""
-    return f"{pool}.frontend"
+def frontend_name(pool: str, number: int = 1) -> str:
+    """What a pool's Dynamo frontend is called as a worker, in breakers, limits and metrics; further ones are numbered from 2."""
+    return f"{pool}.frontend" if number == 1 else f"{pool}.frontend{number}"
 
 
 class Plan:
     """One version of the route table, by model."""
 
-    def __init__(self, routes: Routes, fleet: Fleet, frontend: str = "") -> None:
-        """``frontend``: base URL of the Dynamo frontend; "": Dynamo workers cannot be reached."""
+    def __init__(self, routes: Routes, fleet: Fleet, frontends: Sequence[str] = ()) -> None:
+        """``frontends``: base URLs of the Dynamo frontends; none: Dynamo workers cannot be reached."""
         self.version = routes.version
         model = {p.name: p.model for p in fleet.pools}
         dynamo = {w.name for w in fleet.workers if w.adapter == "dynamo"}
@@ -38,7 +39,7 @@ class Plan:
         self.state_of: dict[str, WorkerState] = {}
         self.prefills = frozenset(e.worker for p in routes.pools for e in p.workers if e.role is Role.PREFILL)
         for pool in routes.pools:
-            entries = tuple(_collapsed(pool, dynamo, frontend))
+            entries = tuple(_collapsed(pool, dynamo, frontends))
             shown = RoutePool(pool=pool.pool, weight=pool.weight, workers=entries)
             by_model.setdefault(model.get(pool.pool, ANY), []).append(shown)
             for entry in entries:
@@ -110,19 +111,20 @@ def _served(pools: Iterable[RoutePool], closed: Callable[[str], bool]) -> bool:
     return False
 
 
-def _collapsed(pool: RoutePool, dynamo: set[str], frontend: str) -> Iterable[RouteEntry]:
+def _collapsed(pool: RoutePool, dynamo: set[str], frontends: Sequence[str]) -> Iterable[RouteEntry]:
     behind = [e for e in pool.workers if e.worker in dynamo]
     yield from (e for e in pool.workers if e.worker not in dynamo)
-    if not behind or not frontend:
+    if not behind or not frontends:
         return
     active = [e for e in behind if e.state is WorkerState.ACTIVE]
     roles = {e.role for e in active}
     answers = [e for e in active if e.role is not Role.PREFILL]
     serves = bool(answers) and (Role.BOTH in roles or Role.PREFILL in roles or all(e.role is not Role.PREFILL for e in behind))
-    yield RouteEntry(
-        worker=frontend_name(pool.pool),
-        url=frontend,
-        role=Role.BOTH,
-        state=WorkerState.ACTIVE if serves else WorkerState.OUT,
-        capacity=sum(e.capacity for e in answers) or 1.0,
-    )
+    for number, url in enumerate(frontends, 1):
+        yield RouteEntry(
+            worker=frontend_name(pool.pool, number),
+            url=url,
+            role=Role.BOTH,
+            state=WorkerState.ACTIVE if serves else WorkerState.OUT,
+            capacity=(sum(e.capacity for e in answers) or 1.0) / len(frontends),
+        )

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from aiohttp import web
@@ -110,9 +110,9 @@ class Gateway:
         self._news.set()
         self._on_routes(routes)
 
-    def reconfigure(self, fleet: Fleet, frontend: str) -> None:
+    def reconfigure(self, fleet: Fleet, frontends: Sequence[str]) -> None:
         """Go on with other pools and workers. Without a published table they are the table."""
-        self.desk.reconfigure(fleet, frontend)
+        self.desk.reconfigure(fleet, frontends)
         if not self.desk.routes.version:
             self.desk.obey(configured(fleet))
         self._on_routes(self.desk.routes)

@@ -118,7 +118,7 @@ def test_a_dynamo_frontend_is_one_worker() -> None:
     """It is worth what its active workers are, takes requests while both roles are there, and leaves when the last one does."""
 
     def seen(pool: RoutePool) -> RouteEntry:
-        plan = Plan(Routes(version=3, pools=(pool,)), fleet(dyn="m"), "http://front:8000")
+        plan = Plan(Routes(version=3, pools=(pool,)), fleet(dyn="m"), ["http://front:8000"])
         routes = plan.pools("m")
         assert routes is not None
         (entry,) = routes.pools[0].workers
@@ -131,6 +131,17 @@ def test_a_dynamo_frontend_is_one_worker() -> None:
     split = table(S.ACTIVE, S.ACTIVE)
     prefill = RouteEntry(worker="d5", url="", role=Role.PREFILL, state=S.OUT)
     assert seen(RoutePool(pool="dyn", weight=1.0, workers=(*split.workers, prefill))).state is S.OUT
+
+
+def test_several_dynamo_frontends_share_their_workers_worth() -> None:
+    """Each is a worker of its own, with its part of the capacity, so that one that dies leaves the others."""
+    pool = table(S.ACTIVE, S.ACTIVE, S.OUT)
+    plan = Plan(Routes(version=3, pools=(pool,)), fleet(dyn="m"), ["http://one:8000", "http://two:8000"])
+    routes = plan.pools("m")
+    assert routes is not None
+    seen = [(e.worker, e.url, e.capacity) for e in routes.pools[0].workers]
+    assert seen == [("dyn.frontend", "http://one:8000", 16), ("dyn.frontend2", "http://two:8000", 16)]
+    assert plan.members() == {"dyn": ["dyn.frontend", "dyn.frontend2"]}
 
 
 def test_models_lead_to_their_pools() -> None:
