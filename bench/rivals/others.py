@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rivals.install import HOME, PINS
+from rivals.install import HOME, pin
 from rivals.process import free_port, script
 from rivals.worker import MODEL
 
@@ -36,7 +36,7 @@ def wheel(name: str, file: str) -> str:
     path = HOME / name / file
     found = next(iter(sorted((HOME / name).glob(file))), path)
     if not found.exists():
-        raise Absent(f"{PINS[name]} is not installed: python bench/rivals/install.py")
+        raise Absent(f"{pin(name)} is not installed: python bench/rivals/install.py")
     return str(found)
 
 
