@@ -44,7 +44,7 @@ class Replicas:
         self._reserved: dict[str, socket.socket] = {}
         self.urls: dict[str, str] = {}  # name → public base URL
         self.lives: dict[str, list[str]] = {name: [] for name in NAMES}  # name → the ids of its processes, oldest first
-        self._admin: dict[str, str] = {}
+        self.admin: dict[str, str] = {}  # name → base URL of its admin port
 
     async def start(self, store: str, workers: Mapping[str, str]) -> None:
         """``store``: its URL. ``workers``: worker → base URL."""
@@ -54,7 +54,7 @@ class Replicas:
             reserved.bind(("127.0.0.1", 0))
             self.urls[name] = f"http://127.0.0.1:{reserved.getsockname()[1]}"
             admin = f"127.0.0.1:{free_port()}"
-            self._admin[name] = f"http://{admin}"
+            self.admin[name] = f"http://{admin}"
             write_gateway(
                 self._folder, name, listen=self.urls[name].removeprefix("http://"), admin=admin, store=store, urls=workers,
                 slots=self._slots, lease_s=LEASE_S,
@@ -94,7 +94,7 @@ class Replicas:
     async def look(self, name: str) -> dict[str, Any] | None:
         """What its admin port says of the table, the breakers and what is in flight; None: it does not answer."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with asyncio.timeout(LOOK_S), self._http.get(f"{self._admin[name]}/routes") as answer:
+            async with asyncio.timeout(LOOK_S), self._http.get(f"{self.admin[name]}/routes") as answer:
                 shown: dict[str, Any] = await answer.json()
                 return shown
         return None
@@ -110,7 +110,7 @@ class Replicas:
         total: Counter[str] = Counter()
         for name in NAMES:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with asyncio.timeout(LOOK_S), self._http.get(f"{self._admin[name]}/metrics") as answer:
+                async with asyncio.timeout(LOOK_S), self._http.get(f"{self.admin[name]}/metrics") as answer:
                     text = await answer.text()
                 own: Counter[str] = Counter()
                 for family in text_string_to_metric_families(text):

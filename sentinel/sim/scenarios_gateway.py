@@ -11,7 +11,7 @@ import time
 from sentinel.model import Role
 from sentinel.sim.expect import Scenario, failures, ms, only, pages, served_on, some
 from sentinel.sim.rack import MAIN, OVERFLOW, PLACES
-from sentinel.sim.replicas import LEASE_S, LOOK_S, NAMES, TRIPS
+from sentinel.sim.replicas import LEASE_S, LOOK_S, NAMES
 from sentinel.sim.story import Story
 
 DECODERS = [p.name for p in PLACES.values() if p.pool == MAIN and p.role is Role.DECODE]
@@ -84,11 +84,9 @@ async def overload(s: Story) -> None:
         over += await _goodput(s, GOODPUT_S) / ROUNDS
     s.timeline.mark("plateau", f"{over:.0f} tokens/s reach the clients, {peak:.0f} without the overload")
     traffic.surge(0)
-    trips = (await s.stage.gateways.counts())[TRIPS]
-    open_now = await s.stage.gateways.breakers(s.stage.store)
     await s.flow(1)
     s.expect("goodput stays at 95 % of its peak", over >= 0.95 * peak, f"{over:.0f} of {peak:.0f} tokens/s, {over / peak:.0%}")
-    s.expect("no breaker opened", not trips and not open_now, some([f"{w}: {b}" for w, b in open_now.items()]) or f"{trips} trips")
+    s.expect("no breaker opened", not s.opened, ", ".join(sorted(s.opened)))
     only(s, set())
     s.expect("nobody was paged", not s.pages(), pages(s))
 
@@ -116,8 +114,6 @@ async def pool_lost(s: Story) -> None:
     await s.until(lambda: sum(s.stage.traffic.flowing(v) > 0 for v in victims) >= 6, 10)
     s.timeline.inject(f"all {len(victims)} engines of {MAIN} end at once, as in a rollout gone wrong")
     await asyncio.gather(*(s.stage.worker_host("kill", v) for v in victims))
-    opened: set[str] = set()
-    looking = asyncio.create_task(_breakers(s, opened), name="breakers")
     left = await s.until(lambda: not any(s.active(v) for v in victims), 20)
     moved = await s.until(lambda: _weight(s, MAIN) == 0 and _weight(s, OVERFLOW) > 0, 20)
     since = time.time()
@@ -128,15 +124,14 @@ async def pool_lost(s: Story) -> None:
     closed = time.monotonic() + 20
     while (left_open := await s.stage.gateways.breakers(s.stage.store)) and time.monotonic() < closed:
         await s.flow(0.3)
-    looking.cancel()
     s.expect("every worker of it left the rotation", left, ms(s, "out of rotation"))
     s.expect("all new sessions went to the overflow pool", moved and overflow, ms(s, "overflow serves"))
     s.expect("one page for all of it, resolved when it was over", resolved and len(_calls(s)) == 1, pages(s))
     only(s, victims)
     s.expect("all of them were restarted and serve again", back, ms(s, "back"))
     s.expect("new sessions are all back", shifted, f"{MAIN} {_weight(s, MAIN):.0%}, {OVERFLOW} {_weight(s, OVERFLOW):.0%}")
-    told = f"opened: {', '.join(sorted(opened)) or 'none seen'}; not closed again: {', '.join(left_open) or 'none'}"
-    s.expect("breakers opened only on dead workers and closed again", opened <= victims and not left_open, told)
+    told = f"opened: {', '.join(sorted(s.opened)) or 'none'}; not closed again: {', '.join(left_open) or 'none'}"
+    s.expect("breakers opened only on dead workers and closed again", s.opened <= victims and not left_open, told)
 
     def before() -> tuple[bool, str]:
         lost = [r for r in s.failures() if r.tokens]
@@ -146,13 +141,6 @@ async def pool_lost(s: Story) -> None:
 
     s.expect_at_end("nothing begun once it had moved failed", before)
     served_on(s)
-
-
-async def _breakers(s: Story, opened: set[str]) -> None:
-    """Gather who has a breaker that is not closed, as long as it runs."""
-    while True:
-        opened.update(await s.stage.gateways.breakers(s.stage.store))
-        await asyncio.sleep(0.2)
 
 
 def _calls(s: Story, event: str = "trigger") -> set[str]:

@@ -35,6 +35,7 @@ from sentinel.sim.files import FASTER, IMEX, write_controller, write_tokens
 from sentinel.sim.rack import MODEL, NODES, PLACES
 from sentinel.sim.replicas import LEASE_S, Replicas
 from sentinel.store import Store, open_store
+from sentinel.store.breakers import BreakerRecords, Standing
 from sentinel.testing.pagerduty import FakePagerDuty
 
 __all__ = ["Stage", "StageError"]
@@ -62,6 +63,7 @@ class Stage(Asking):
         self.gateways: Replicas
         self.store: Store
         self.on_routes: Callable[[Routes | None, Routes], None] = lambda old, new: None
+        self.on_breaker: Callable[[Standing], None] = lambda standing: None
         self.on_page: Callable[[dict[str, Any]], None] = lambda page: None
         self.on_first_token: Callable[[Record], None] = lambda record: None
         self._folder: Path
@@ -185,8 +187,12 @@ class Stage(Asking):
                 self.on_routes(old, table)
                 first.set()
 
-        task = asyncio.create_task(follow(self.store), name="routes")
-        self._exits.push_async_callback(_cancelled, task)
+        async def hear(store: Store) -> None:
+            async for standing in BreakerRecords(store).watch():
+                self.on_breaker(standing)
+
+        for name, work in (("routes", follow(self.store)), ("breakers", hear(self.store))):
+            self._exits.push_async_callback(_cancelled, asyncio.create_task(work, name=name))
         try:
             async with asyncio.timeout(START_S):
                 await first.wait()

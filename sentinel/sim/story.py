@@ -24,6 +24,7 @@ from sentinel.sim.client import Record
 from sentinel.sim.rack import OVERFLOW, PLACES
 from sentinel.sim.stage import Stage, StageError
 from sentinel.sim.timeline import Timeline
+from sentinel.store.breakers import Standing
 
 SIMULATED = (
     "GPU readings (no NVML, no GPU)",
@@ -61,6 +62,7 @@ class Story:
     drains: dict[str, Drain] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     gateways: Mapping[str, int] = field(default_factory=dict)  # their counters, added up at the end
+    opened: set[str] = field(default_factory=set)  # workers whose breaker has been open since the injection
     failed: str = ""  # why the run itself broke off
     _at_end: list[tuple[str, Callable[[], tuple[bool, str]]]] = field(default_factory=list)
     _watching: asyncio.Task[None] | None = None
@@ -74,6 +76,7 @@ class Story:
     async def __aenter__(self) -> Story:
         self.stage.on_routes = self._routed
         self.stage.on_page = self._paged
+        self.stage.on_breaker = self._heard
         self.stage.on_first_token = self._served
         self._watching = asyncio.create_task(self._watch(), name="story")
         return self
@@ -156,6 +159,18 @@ class Story:
             told = ", ".join(f"{p} {w:.0%}" for p, w in weights.items())
             self.timeline.mark("weights", f"new sessions: {told}", at=now)
         self._hurry()
+
+    def _heard(self, standing: Standing) -> None:
+        """A breaker that all gateways share has opened or closed; those of before the injection are nobody's."""
+        if self.timeline.zero is None or standing.state == "half_open":
+            return
+        if standing.state == "open":
+            self.opened.add(standing.worker)
+        elif standing.worker not in self.opened:
+            return
+        what = "breaker opened" if standing.state == "open" else "breaker closed"
+        key = f"breaker {standing.worker} {standing.since}"  # a pin is no transition
+        self.timeline.mark(what, f"{standing.worker}: {standing.why}", at=standing.since / 1000, key=key)
 
     def _paged(self, page: dict[str, Any]) -> None:
         what = "paged" if page["event"] == "trigger" else f"page {page['event']}d"

@@ -23,7 +23,7 @@ REFRESH_S = 0.125
 COLOURS = {
     "injected": "bold red", "found": "yellow", "decided": "bold yellow", "out of rotation": "magenta", "paged": "bold red",
     "traffic shifted": "cyan", "overflow serves": "cyan", "repaired": "green", "restarted": "green", "verified": "green",
-    "back": "bold green", "closed": "green", "page resolved": "green",
+    "breaker opened": "yellow", "breaker closed": "green", "back": "bold green", "closed": "green", "page resolved": "green",
 }  # fmt: skip
 MARKS = {WorkerState.ACTIVE: ("●", "green"), WorkerState.CORDONED: ("◐", "yellow"), WorkerState.OUT: ("○", "red"),
          WorkerState.STANDBY: ("·", "dim")}  # fmt: skip

@@ -128,7 +128,7 @@ def test_query_is_right_and_uses_exported_metrics(expr: str) -> None:
 async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], program: Callable[[str], Path]) -> None:
     """On a Prometheus that scrapes a whole simulated rack with a fault, every query of every dashboard finds something.
 
-    Real: controller, store, eighteen agents and what they export. Simulated: the rack's hardware (sentinel.sim).
+    Real: controller, store, three gateways, eighteen agents and what they export. Simulated: the rack's hardware (sentinel.sim).
     """
     victim = "decode-03"
     node, gpu = PLACES[victim].nodes[0], GPUS[1]
@@ -141,12 +141,15 @@ async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], pr
                 "rule_files": [str(TOP / "alerts/sentinel.rules.yml")],
                 "scrape_configs": [
                     {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
-                    for job, urls in (("sentinel-controller", [stage.url]), ("sentinel-agent", agents.values()))
+                    for job, urls in (
+                        ("sentinel-controller", [stage.url]), ("sentinel-agent", agents.values()),
+                        ("sentinel-gateway", stage.gateways.admin.values()),
+                    )
                 ],
             }
         )
         await seen.ready("/-/ready")
-        await seen.wait_for("count(up == 1) == 19")
+        await seen.wait_for("count(up == 1) == 22")
         await stage.freeze(victim)
         await stage.set_gpu(node, gpu, lost=True)
         line = f"NVRM: Xid (PCI:{gpu.removesuffix('.0')}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -160,14 +163,13 @@ async def test_queries_find_data(prometheus: Callable[[dict[str, Any]], Any], pr
         rules = re.sub(r"#.*", "", (TOP / "alerts/sentinel.rules.yml").read_text("utf-8"))
         exprs = re.findall(r"expr: (?:\|\n)?((?:.|\n)*?)\n\s+(?:for|labels):", rules)
         used = {name for expr in exprs for name in re.findall(r"sentinel_\w+", expr)}
-        used = {name for name in used if not name.startswith("sentinel_gateway_")}  # no gateway runs in this rack; see test_alerts
         assert used <= live, f"used by an alert and not exported by a running rack: {sorted(used - live)}"
         async with aiohttp.ClientSession() as http:
             async with http.get(seen.url + "/api/v1/rules") as answer:
                 groups = (await answer.json())["data"]["groups"]
             assert [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")] == []
             await seen.wait_for('absent(ALERTS{alertname="SentinelFatalXidUnanswered"})', 10)  # seen, and answered
-            for url in (stage.url, agents[node]):
+            for url in (stage.url, agents[node], stage.gateways.admin["gateway-1"]):
                 async with http.get(url + "/metrics") as answer:
                     text = await answer.read()
                 linted = subprocess.run([program("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
