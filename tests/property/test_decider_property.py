@@ -13,6 +13,7 @@ from sentinel.decide.rules.policy_file import default_policy_text, load_policy
 from sentinel.decide.state.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
 from sentinel.decide.state.moves import MOVES, gentle
 from sentinel.decide.state.picture import ENDED, effect_key
+from sentinel.decide.state.planned import known_to
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 from tests.property.walk import Walk
@@ -28,6 +29,7 @@ class Fleet(Walk):
     @initialize(floor=st.sampled_from([0.0, 0.5, 0.75, 1.0]))
     def begin(self, floor: float) -> None:
         self.world = World(rack(floor=floor))
+        self.mirror()
         self.floor = floor
         self.whole = self.world.fleet  # before any reload
         self.moves: dict[str, DrainState] = {}
@@ -139,6 +141,7 @@ class Fleet(Walk):
 
     def teardown(self) -> None:
         """Once everything is mended and every person lets go, everything serves again and nothing is left over."""
+        self.alone()
         w = self.world
         w.held, w.outcomes = (lambda effect: False), (lambda effect: True)
         w.settle()
@@ -239,6 +242,23 @@ class Fleet(Walk):
             retrying = self.world.decider.drains.retries(drain.id)
             absent = drain.worker not in p.workers  # stands still until it is configured again, or is given up
             assert waiting or parked or retrying or absent or self.world.now == drain.since, drain
+
+    @invariant()
+    def whoever_is_left_to_a_person_is_told_of(self) -> None:
+        """A worker that waits for a person has been called for once its rule's time is over, or the mode or a window forbids it."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        fleet_wide = any(i.culprit == "fleet" for i in self.world.open_incidents())
+        for drain in p.open_drains():
+            incident = p.incidents.get(drain.incident)
+            if drain.kind != "drain" or drain.by != "sentinel" or drain.state is not DrainState.OUT or drain.returns:
+                continue
+            if incident is None or incident.closed_at is not None or fleet_wide or drain.worker not in p.workers:
+                continue  # a person has ended it, or one page is for all
+            if known_to(p, incident.culprit) or any(s.what in ("would have", "called with") for s in incident.history):
+                continue
+            assert incident.paged or p.now - max(incident.opened_at, drain.since) < 2000, (drain, incident)
 
     @invariant()
     def pages_come_once(self) -> None:

@@ -268,9 +268,10 @@ class Rack(World):
             total = standing.total.get(role, 0.0)
             measured = self.decider.capacity.needs(pool.name, role) is not None
             line = pool.floor * (standing.whole if measured else total)
-            assert standing.ready.get(role, 0.0) >= line - NEAR, f"{worker.name} crossed the floor of {role}"
             mine = [w for w in p.workers.values() if w.pool == pool.name and role in roles_of(w)]
             table = self.decider.capacity.table
+            unconfirmed = sum(table.given(w) for w in mine if (d := p.open_drain(w.name)) and d.state is S.RETURNING)
+            assert standing.ready.get(role, 0.0) - unconfirmed >= line - NEAR, f"{worker.name} crossed the floor of {role}"
             out = sum(
                 table.worth(w) * (1.0 - p.keeps(d.response)) for w in mine if (d := p.open_drain(w.name)) and d.doubtful
             )

@@ -69,6 +69,7 @@ class Work(Walk):
     def begin(self) -> None:
         self.world = Booting(fleet(), load_policy(LADDER))
         self.world.boots = {}
+        self.mirror()
         self.whole = self.world.fleet
         self.seen = 0
         self.known: set[str] = set()  # incidents
@@ -132,6 +133,7 @@ class Work(Walk):
 
     def teardown(self) -> None:
         """Once everything can be mended and nobody works on anything, everything serves again and nothing is left over."""
+        self.alone()
         w = self.world
         w.held, w.outcomes = (lambda effect: False), (lambda effect: True)
         w.reload(self.whole)

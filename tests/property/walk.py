@@ -1,16 +1,44 @@
-"""What every random walk of the decider has: leaders that change, and a store that always equals what the leader believes."""
+"""What every random walk of the decider has: leaders that change, a store that always equals what the leader believes, and a twin
+that is told the same as JSON and must decide the same."""
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sentinel.decide.decider import Decider
+from sentinel.decide.state.events import AnyEvent, AnyInstruction
 from sentinel.testing.decisions import World
+
+EVENTS = msgspec.json.Decoder(AnyEvent)
 
 
 class Walk(RuleBasedStateMachine):
     """``world`` is set by the walk's own ``initialize``."""
 
     world: World
+
+    def mirror(self) -> None:
+        """Until ``alone`` every event is decided a second time, by a decider that reads it from the journal's JSON."""
+        world = self.world
+        self._handle = handle = world.handle
+        self._epoch, self._twin = world._epoch, Decider(world.policy)
+        for event, _ in world.journal:
+            self._twin.handle(event)
+
+        def twice(event: AnyEvent) -> list[AnyInstruction]:
+            if world._epoch != self._epoch:
+                self._epoch, self._twin = world._epoch, Decider(world.policy)
+            out = handle(event)
+            again = self._twin.handle(EVENTS.decode(msgspec.json.encode(event)))
+            assert msgspec.json.encode(again) == msgspec.json.encode(out), f"decided again, {event} gives other instructions"
+            return out
+
+        world.handle = twice  # type: ignore[method-assign]
+
+    def alone(self) -> None:
+        """The walk is over: what follows is not decided twice."""
+        self.world.handle = self._handle  # type: ignore[method-assign]
 
     @rule()
     def leader_changes(self) -> None:
