@@ -208,7 +208,7 @@ class LeaseAdmission:
     def _serve(self, scope: Scope, now: float, only: str = "") -> None:
         """Let in whoever waits here and now fits, by turns; who is kept out by another limit goes to wait for that one.
         ``only``: one tenant's, in the common queue, since something of its own came free."""
-        full = False
+        full = now >= self.tenure.until  # who waits is let in by the answer that renews the lease
         while scope.waiters and not full:
             for waiter in scope.heads(only):
                 short = self._short(waiter.lane, waiter.tokens, scope)

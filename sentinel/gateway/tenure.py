@@ -65,6 +65,10 @@ class Tenure:
         """Whether more can not be expected from the store right now."""
         return self.away or (self._asked is not None and now - self._asked > SLOW_S)
 
+    def _patience(self) -> float:
+        """How long one question may take: so that, alone, the next one is over well before what this one allowed is."""
+        return max(AGAIN_S, (self.settings.lease - self.settings.margin - AGAIN_S) / 3)
+
     def left(self) -> float:
         """Seconds for which what is held may still be handed out; below 0: not any more."""
         return self.until - self._clock()
@@ -113,8 +117,9 @@ class Tenure:
         self.statements += 1
         try:
             needs = [need for _, need in said]
-            grant = await self._records.state(self._owner, self.statements, needs, full=full, owners=self.owners)
-        except StoreError as error:
+            async with asyncio.timeout(self._patience()):
+                grant = await self._records.state(self._owner, self.statements, needs, full=full, owners=self.owners)
+        except (StoreError, TimeoutError) as error:
             self._lost(error, sent)
             return False
         finally:
@@ -154,11 +159,10 @@ class Tenure:
                 told.append((scope, need))
         return told
 
-    def _lost(self, error: StoreError, sent: float) -> None:
+    def _lost(self, error: Exception, sent: float) -> None:
         if not self.away:
-            log.warning(
-                "the store is away: each limit goes on with this gateway's static share", error=str(error), owners=self.owners
-            )
+            why = str(error) or f"no answer within {self._patience():g} s"
+            log.warning("the store is away: each limit goes on with this gateway's static share", error=why, owners=self.owners)
         self.away = self._full = True
         leased = self._clock() < self._leased
         for scope in self._scopes.values():

@@ -20,7 +20,7 @@ from sentinel.settings_gateway import AdmissionSettings, PoolLimits, TenantLimit
 from sentinel.store.admission import AdmissionRecords
 from sentinel.store.rates import RateRecords
 
-LEASE = 0.8
+LEASE = 1.5
 
 
 def settings(block: int = 8, lease: float = LEASE, **limits: int) -> AdmissionSettings:
@@ -49,7 +49,7 @@ class Fleet:
 
     async def add(self, made: AdmissionSettings, tenants: dict[str, TenantLimits] | None = None) -> LeaseAdmission:
         self.clocks.append(Clock())
-        store = await self.server.open(timeout=0.3)
+        store = await self.server.open(timeout=0.5)
         records = AdmissionRecords(store, made.lease)
         gateway = LeaseAdmission(records, made, tenants or {}, owner=f"g{len(self.made)}", clock=self.clocks[-1], draw=lambda: 0.5)
         await gateway.start()
@@ -287,13 +287,33 @@ async def test_a_process_that_stood_still_admits_nothing_until_it_renewed(store_
         assert await take(b, 1, wait=0.2) == []
 
 
+async def test_what_ends_after_a_standstill_lets_nobody_in_before_the_lease_is_renewed(store_server: Any) -> None:
+    """A slot that comes free, or a place in the queue, goes to who waits only under a lease that still holds."""
+    async with fleet(store_server, 1, settings(requests=2)) as f:
+        (a,) = f.made
+        slots = await take(a, 2)
+        waits = [asyncio.create_task(a.admit("p", "w", "t", 1, 60.0)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        store_server.pause()
+        f.clocks[0].ahead = 30.0  # it stood still
+        for slot in slots:
+            a.release(slot)
+        waits.pop().cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+            assert a.held == 0 or a.tenure.until > f.clocks[0]()
+        assert a.held == 0
+        store_server.resume()
+        assert all(isinstance(slot, Slot) for slot in await asyncio.gather(*waits))
+
+
 async def test_a_lease_that_was_over_is_registered_anew(store_server: Any) -> None:
     """An owner that the store has forgotten is told so, says what it still runs, and goes on."""
     async with fleet(store_server, 2, settings(requests=10)) as f:
         a, b = f.made
         assert len(await take(a, 4)) == 4
         await store_server.raw.hdel("{sentinel}:owners", "g0")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(LEASE / 2)
         assert len(await take(b, 10, wait=0.5)) == 6
         assert a.held == 4
 
@@ -327,6 +347,24 @@ async def test_without_the_store_each_gateway_has_its_part(store_server: Any) ->
         await f.settled()
         assert sum(g.held for g in f.made) == 20
         assert await take(a, 5, wait=0.2) == []
+
+
+async def test_a_slow_store_leaves_no_gap(store_server: Any) -> None:
+    """A store that answers nothing for as long as anybody would wait: alone a gateway never has to refuse for want of a lease."""
+    made = settings(requests=20)
+    a = LeaseAdmission(AdmissionRecords(await store_server.open(timeout=60.0), LEASE), made, {}, owner="a")
+    await a.start()
+    store_server.pause()
+    while not a.tenure.away:
+        await asyncio.sleep(0.02)
+    ends = time.monotonic() + 2 * LEASE
+    while time.monotonic() < ends:
+        (slot,) = await take(a, 1, wait=0.0)
+        a.release(slot)
+        await asyncio.sleep(0.01)
+    assert not a.refused
+    store_server.resume()
+    await a.stop()
 
 
 async def test_a_gateway_that_starts_without_the_store_is_careful(store_server: Any) -> None:

@@ -26,7 +26,7 @@ from sentinel.store.responses import ResponseRecords
 from sentinel.tokens import digest
 from tests.gateway_site import Site
 
-LEASE = 0.8
+LEASE = 1.5
 POLICY = BreakerSettings(
     base_open=Duration(0.1), jitter=0.0, poll=Duration(0.2), flush=Duration(0.02), probe_lease=Duration(1.0)
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-LEASE = 1.0
+LEASE = 2.0
 LIMIT = 50
 
 
