@@ -28,6 +28,7 @@ from sentinel.decide.decider import Decider
 from sentinel.decide.rules.policy import Policy
 from sentinel.decide.rules.policy_file import PolicyError, default_policy_text, load_policy
 from sentinel.heap import seldom
+from sentinel.model import Routes
 from sentinel.paging import build_pager
 from sentinel.serving.adapters import Serving
 from sentinel.store import StoreError, open_store
@@ -55,10 +56,15 @@ async def run(settings: Settings, config_path: Path) -> int:
             raise ConfigError(f"store.url: {error}") from None
         stack.push_async_callback(store.close)
         metrics, desk = Metrics(), CommandDesk()
+
+        async def published() -> Routes | None:
+            """From memory: ten thousand workers are a megabyte to read, and each one's way out asks."""
+            return controller.ledger.routes if controller.ledger else None
+
         controller = Controller(
             own, settings.fleet(), store=store, desk=desk, decider=partial(Decider, policy), policy=rules, metrics=metrics,
             serving=Serving.open(
-                settings.dynamo, hands=desk, keep=store.kept, routes=store.routes, session=session,
+                settings.dynamo, hands=desk, keep=store.kept, routes=published, session=session,
                 scale=ScaleHook(own.scale_out) if own.scale_out else None,
             ),
             pager=build_pager(settings.paging, session, metrics.registry), runbooks=settings.paging.runbooks,

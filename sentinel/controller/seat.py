@@ -141,8 +141,8 @@ class Controller:
             shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
             self.url = f"{'https' if self._tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
         leader = Leader(
-            self._store.lease, holder=self.name, url=self.url, ttl=float(self.settings.lease), lead=self._lead,
-            on_error=self._metrics.store_errors.inc,
+            self._store.lease, apart=self._store.apart, holder=self.name, url=self.url, ttl=float(self.settings.lease),
+            lead=self._lead, on_error=self._metrics.store_errors.inc,
         )
         self._leading = asyncio.create_task(leader.run(), name="leader")
         log.info("controller is up", url=self.url, workers=len(self.fleet.workers))

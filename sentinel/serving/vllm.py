@@ -27,7 +27,7 @@ RETRY_S = 0.1
 
 
 class VllmAdapter:
-    """All verbs of sentinel.serving.Adapter. ``routes`` reads the newest published table; None: none was published yet."""
+    """All verbs of sentinel.serving.Adapter. ``routes`` is the newest durable table; None: there is none yet."""
 
     def __init__(self, hands: Hands, routes: Callable[[], Awaitable[Routes | None]], session: aiohttp.ClientSession) -> None:
         self._hands, self._routes, self._session = hands, routes, session
@@ -98,8 +98,8 @@ class VllmAdapter:
         table = await self._routes()
         if table is None:
             raise AdapterError(f"no route table has been published, so it cannot be told whether {worker.name} takes requests")
-        states = [e.state for pool in table.pools for e in pool.workers if e.worker == worker.name]
-        return states[0] if states else WorkerState.OUT  # what no table names gets nothing
+        states = (e.state for pool in table.pools for e in pool.workers if e.worker == worker.name)
+        return next(states, WorkerState.OUT)  # what no table names gets nothing
 
     async def _metrics(self, worker: Worker) -> tuple[Metrics, Answer]:
         answer = await engine.ask(self._session, "GET", f"{_base(worker)}/metrics", deadline_s=LOOK_S)

@@ -7,7 +7,9 @@ nothing open; a setting that cannot work is a ConfigError before anything is ask
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +52,10 @@ class Kept:
 class Store:
     """An open store. ``lease``, ``decisions`` and ``kept`` are its parts; close it when done."""
 
-    def __init__(self, client: Redis, door: Door, server: Embedded | None = None, primary: Primary | None = None) -> None:
-        self._client, self._primary = client, primary
-        self._door = door
+    def __init__(self, connect: Callable[[], tuple[Redis, Door, Primary | None]], server: Embedded | None = None) -> None:
+        self._connect = connect
+        self._client, self._door, self._primary = connect()
+        door = self._door
         self._table = RouteTable(door)
         self.server = server  # the embedded server as this process sees it; None for one that runs elsewhere
         self.lease = Lease(door)
@@ -67,17 +70,30 @@ class Store:
         """The current table, then every newer one, for ever; lost connections are mended inside. See RouteTable.watch."""
         return self._table.watch(poll_s)
 
+    @asynccontextmanager
+    async def apart(self) -> AsyncIterator[Lease]:
+        """The same lease over connections of the running loop's own, for another thread."""
+        client, door, primary = self._connect()
+        try:
+            yield Lease(door, self.lease.token)
+        finally:
+            await _close(client, primary)
+
     async def ping(self) -> None:
         """Ask for a sign of life. Raises StoreError when there is none."""
         await self._door.ask("PING")
 
     async def close(self) -> None:
         """Let go of the connections; an embedded server that this process runs is stopped."""
-        await self._client.aclose()
-        if self._primary:
-            await self._primary.aclose()
+        await _close(self._client, self._primary)
         if self.server:
             await self.server.stop()
+
+
+async def _close(client: Redis, primary: Primary | None) -> None:
+    await client.aclose()
+    if primary:
+        await primary.aclose()
 
 
 async def connect(settings: StoreSettings, state_dir: Path | None) -> Store:
@@ -89,12 +105,18 @@ async def connect(settings: StoreSettings, state_dir: Path | None) -> Store:
         where = settings.url.removeprefix("embedded:")
         embedded = Embedded(Path(where) if where else (state_dir or DEFAULT_STATE_DIR) / "store")
         await embedded.start()
-    client, primary = _client(settings, embedded)
     name = f"the embedded store in {embedded.directory}" if embedded else f"the store at {settings.url}"
-    return Store(client, Door(client, name, settings.prefix, float(settings.timeout), primary), embedded, primary)
+
+    secret = cache(read_secret)  # a file that is gone later must not end a leadership
+
+    def once() -> tuple[Redis, Door, Primary | None]:
+        client, primary = _client(settings, embedded, secret)
+        return client, Door(client, name, settings.prefix, float(settings.timeout), primary), primary
+
+    return Store(once, embedded)
 
 
-def _client(settings: StoreSettings, embedded: Embedded | None) -> tuple[Redis, Primary | None]:
+def _client(settings: StoreSettings, embedded: Embedded | None, read: Callable[[Path, str], str]) -> tuple[Redis, Primary | None]:
     from redis.asyncio import Redis  # noqa: PLC0415
     from redis.asyncio.retry import Retry  # noqa: PLC0415
     from redis.backoff import NoBackoff  # noqa: PLC0415
@@ -110,10 +132,10 @@ def _client(settings: StoreSettings, embedded: Embedded | None) -> tuple[Redis, 
         return Redis(unix_socket_path=embedded.socket, **options), None
     if sentence := problem(settings.url):
         raise ConfigError(sentence)
-    secret = read_secret(settings.password_file, "store.password_file") if settings.password_file else None
+    secret = read(settings.password_file, "store.password_file") if settings.password_file else None
     try:
         if where := sentinels(settings.url):
-            return _failing_over(where, settings, options, secret)
+            return _failing_over(where, settings, options, secret, read)
         client = Redis.from_url(settings.url, **(options | ({"password": secret} if secret else {})))
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # checks the options, connects not
         return client, None
@@ -121,7 +143,9 @@ def _client(settings: StoreSettings, embedded: Embedded | None) -> tuple[Redis, 
         raise ConfigError(f"store.url: {settings.url!r} cannot be used: {error}") from None
 
 
-def _failing_over(where: Sentinels, settings: StoreSettings, options: dict[str, Any], secret: str | None) -> tuple[Redis, Primary]:
+def _failing_over(
+    where: Sentinels, settings: StoreSettings, options: dict[str, Any], secret: str | None, read: Callable[[Path, str], str]
+) -> tuple[Redis, Primary]:
     from redis.asyncio.connection import parse_url  # noqa: PLC0415
 
     from sentinel.store.primary import Primary  # noqa: PLC0415
@@ -129,7 +153,7 @@ def _failing_over(where: Sentinels, settings: StoreSettings, options: dict[str, 
     tls = dict(parse_url(f"{'rediss' if where.tls else 'redis'}://x?{where.query}"))
     tls = {k: v for k, v in tls.items() if k not in ("host", "connection_class")} | ({"ssl": True} if where.tls else {})
     keys = settings.sentinels_password_file
-    password = read_secret(keys, "store.sentinels_password_file") if keys else None
+    password = read(keys, "store.sentinels_password_file") if keys else None
     primary = Primary(
         where.hosts, where.service, float(settings.timeout), sentinel_kwargs={**options, **tls, "password": password},
         **options, **tls, username=where.user or None, password=secret,

@@ -35,10 +35,11 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 class Lease:
     """The leader's lease. Times are seconds; the smallest the server can count is a millisecond."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, token: str = "") -> None:
+        """``token``: of a lease of this process, to ask for the same one over another door."""
         self._door = door
         self.key = door.key("lease")
-        self.token = secrets.token_hex(16)
+        self.token = token or secrets.token_hex(16)
         self._seen = 0  # the highest epoch that this process knows of
         self.before = 0  # the highest epoch known before ours, when it was acquired last
 

@@ -121,7 +121,7 @@ async def test_news_that_were_not_pushed_are_found(store_server: Any) -> None:
 
 
 async def test_a_gap_in_what_was_pushed_is_closed(store_server: Any) -> None:
-    """News that build on a table which the watcher has not seen send it to read everything, and lies on the channel change nothing."""
+    """News upon a table which the watcher has not seen send it to read everything, and lies on the channel change nothing."""
     a, b = await store_server.open(), await store_server.open()
     leader, raw = await leading(a), store_server.raw
     await leader.publish(table(1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest_asyncio
 
-from sentinel.controller.leader import Leader, Lease, boottime
+from sentinel.controller.leader import STILL, Leader, Lease, boottime
 from sentinel.store import Store
 from sentinel.testing.control import RedisServer, until
 
@@ -25,7 +26,8 @@ class Candidate:
         self.epochs: list[int] = []
         self.end = asyncio.Event()
         self.again = False
-        self.task = asyncio.create_task(Leader(store.lease, holder=name, url=f"http://{name}", ttl=TTL, lead=self._lead).run())
+        leader = Leader(store.lease, apart=store.apart, holder=name, url=f"http://{name}", ttl=TTL, lead=self._lead)
+        self.task = asyncio.create_task(leader.run())
 
     async def _lead(self, lease: Lease) -> bool:
         self.lease = lease
@@ -80,6 +82,13 @@ class TestLease:
         assert not lease.valid()
         lease.renewed(103.0)
         assert lease.valid()
+
+    def test_what_has_ended_stays_so(self) -> None:
+        """An answer to a renewal that was under way when the leadership ended does not bring it back."""
+        lease = Lease(1, 10.0, asked_at=100.0, clock=lambda: 100.0)
+        lease.end()
+        lease.renewed(100.0)
+        assert not lease.valid()
 
     def test_the_clock_never_goes_back(self) -> None:
         """The clock is the machine's own, not the wall's, so that a time server cannot lengthen a lease."""
@@ -167,3 +176,26 @@ class TestLeader:
         await until(lambda: a.lease, "a leads again")
         await thief.close()
         assert a.epochs[1] > a.epochs[0]
+
+    async def test_a_busy_loop_keeps_its_lease(self, candidate) -> None:
+        """A controller whose loop does not come round for longer than its lease leads on, under the same epoch."""
+        a = await candidate("a")
+        await until(lambda: a.lease, "a leads")
+        for _ in range(2):
+            time.sleep(1.5 * TTL)
+            assert a.lease is not None
+            assert a.lease.valid()
+            await asyncio.sleep(TTL / 5)
+        leader = await a.store.lease.leader()
+        assert leader is not None
+        assert [leader.epoch] == a.epochs
+
+    async def test_a_loop_that_stands_still_loses_its_lease(self, candidate) -> None:
+        """After some leases without a round of it nobody renews any more, so that another controller can lead."""
+        a = await candidate("a")
+        await until(lambda: a.lease, "a leads")
+        lease = a.lease
+        time.sleep((STILL + 2) * TTL)
+        assert not lease.valid()
+        assert await a.store.lease.leader() is None
+        await until(lambda: len(a.epochs) == 2, "a leads again, under a new epoch")
