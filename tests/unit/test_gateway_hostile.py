@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sentinel.durations import Duration
+from sentinel.gateway.alone import Limits
 from tests.gateway_site import MODEL, Site
 
 
@@ -152,9 +153,9 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["ok", "status", "cut", "freeze", "reset", "garbage", "slow"]),
+        st.sampled_from(["ok", "status", "busy", "cut", "freeze", "garbage", "garbage later", "half an event", "slow"]),
         st.booleans(),  # streamed
-        st.sampled_from(["stays", "leaves", "leaves late"]),
+        st.sampled_from(["stays", "leaves", "leaves late", "no JSON", "no UTF-8", "no model", "too large"]),
         st.integers(0, 3),
     ),
     min_size=1,
@@ -168,11 +169,12 @@ def test_nothing_is_ever_held_in_the_end(plan: list[tuple[str, bool, str, int]])
     """Whatever workers and clients do to each other, when all is over no slot is held, and nothing counts as in flight."""
 
     async def run() -> None:
-        async with Site("a", "b", stall=Duration(0.1), first_byte=Duration(0.1), answer=Duration(0.1)) as site:
+        times = {"stall": Duration(0.1), "first_byte": Duration(0.1), "answer": Duration(0.1), "queue": Duration(0.05)}
+        async with Site("a", "b", limits=Limits(pool=3), body_max=10_000, **times) as site:
 
             async def one(streamed: bool, client: str) -> None:
-                task = asyncio.create_task(_fetch(site, streamed))
-                if client != "stays":
+                task = asyncio.create_task(_fetch(site, streamed, _BODIES.get(client)))
+                if client.startswith("leaves"):
                     await asyncio.sleep(0.001 if client == "leaves" else 0.03)
                     task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -180,11 +182,11 @@ def test_nothing_is_ever_held_in_the_end(plan: list[tuple[str, bool, str, int]])
             waiting = []
             for how, streamed, client, after in plan:
                 for stand in site.stands.values():
-                    stand.status = 500 if how == "status" else 200
+                    stand.status = {"status": 500, "busy": 503}.get(how, 200)
                     stand.freeze_after = after if how == "freeze" else None
-                    stand.cut_after = after if how in ("cut", "reset") else None
+                    stand.cut_after = after if how == "cut" else None
                     stand.pause_s = 0.05 if how == "slow" else 0.001
-                    stand.handler = _garbage if how == "garbage" else None
+                    stand.handler = _HANDLERS.get(how)
                 waiting.append(asyncio.create_task(one(streamed, client)))
                 await asyncio.sleep(0.002)
             await asyncio.gather(*waiting)
@@ -195,11 +197,28 @@ def test_nothing_is_ever_held_in_the_end(plan: list[tuple[str, bool, str, int]])
     asyncio.run(run())
 
 
-async def _garbage(request: Any) -> Any:
-    request.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n3\r\nabcdef")
-    return None
+_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
-async def _fetch(site: Site, streamed: bool) -> None:
-    async with site.post(stream=streamed) as answer:
+def _writes(*parts: bytes) -> Any:
+    async def handler(request: Any) -> Any:
+        for part in parts:
+            request.transport.write(part)
+            await asyncio.sleep(0.005)
+        request.transport.close()
+
+    return handler
+
+
+_HANDLERS = {
+    "garbage": _writes(_HEAD + b"3\r\nabcdef"),
+    "garbage later": _writes(_HEAD + b"9\r\ndata: 1\n\n\r\n", b"\xff\xfe\r\n\r\n"),
+    "half an event": _writes(_HEAD + b"9\r\ndata: 1\n\n\r\n", b"6\r\ndata: \r\n"),
+}
+_BODIES = {"no JSON": b"{", "no UTF-8": b'{"model": "m", "messages": "\xff"}', "no model": b"{}", "too large": b"x" * 20_000}
+
+
+async def _fetch(site: Site, streamed: bool, body: bytes | None) -> None:
+    url = site.url + "/v1/chat/completions"
+    async with site.post(stream=streamed) if body is None else site.http.post(url, data=body) as answer:
         await answer.read()
