@@ -52,7 +52,7 @@ class Failing:
             yield self._panic(pool)
         for name in dict.fromkeys((*self._accused, *(r.worker for r in p.relays.odd()))):
             worker = p.workers.get(name)
-            if worker is not None and self._in_rotation(worker) and worker.pool not in p.relays.panics:
+            if worker is not None and self._in_rotation(worker) and not p.in_panic(worker.pool):
                 yield from self._seen(worker, p.relays.of(name))
 
     def tick(self) -> Iterator[Finding]:
@@ -104,6 +104,7 @@ class Failing:
                     merge(self.incidents, part, into)
                     if finding.check == PANIC:  # what is left of it afterwards counts as just found
                         self.p.conditions.end(_where(self.p.workers[name]), FAILING)
+                        self.p.conditions.anew(_where(self.p.workers[name]), FAILING)
 
     def _in_rotation(self, worker: Worker) -> bool:
         drain = self.p.open_drain(worker.name)

@@ -122,7 +122,7 @@ def unheard(p: Picture, finding: Finding) -> bool:
     """Whether this is a verdict that may not be acted on now: on a node's silence, or one whose gateways do not stand by it."""
     if finding.check == FAILING:
         worker = p.workers.get(finding.component.worker or "")
-        return worker is None or not p.relays.speak_against(worker.name, worker.pool, p.now)
+        return worker is None or p.in_panic(worker.pool) or not p.relays.speak_against(worker.name, p.now)
     if finding.check not in _WEIGHT:
         return False
     view = p.nodes.get(finding.component.node)

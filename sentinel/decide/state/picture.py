@@ -20,7 +20,7 @@ from sentinel.decide.rules.policy import Policy, Rulebook
 from sentinel.decide.state.conditions import Conditions
 from sentinel.decide.state.events import Restored
 from sentinel.decide.state.moves import gentle
-from sentinel.decide.state.relayed import Relays
+from sentinel.decide.state.relayed import PANIC, Relays
 from sentinel.decide.state.written import ENDED, Written, effect_key, with_step
 from sentinel.model import (
     Component,
@@ -231,6 +231,11 @@ class Picture(Written):
             return WorkerState.CORDONED if drain.response is Response.CORDON else WorkerState.ACTIVE
         # A standby that is configured as one no more, in the middle of its start, does not serve yet.
         return WorkerState.OUT if drain and (drain.kind != "start" or not worker.standby) else WorkerState.ACTIVE
+
+    def in_panic(self, pool: str) -> bool:
+        """Whether the gateways try all of this pool's workers, or did until moments ago: nothing is known of any single one."""
+        condition = self.conditions.get(Component(node=pool, device="pool"), PANIC)
+        return pool in self.relays.panics or (condition is not None and condition.present)
 
     def keeps(self, response: Response) -> float:
         """What part of the new sessions that it is worth a worker is still given under this response."""

@@ -59,11 +59,11 @@ class Relays:
         """Whether they certainly got one after ``at``."""
         return self.answers(worker, now) and self._at - self._window > at
 
-    def speak_against(self, worker: str, pool: str, now: float) -> bool:
-        """Whether they say now that it fails: they are heard, its breaker is open (where a probe is due that may yet close it), it is
-        nobody's pin, and its pool is not in panic."""
+    def speak_against(self, worker: str, now: float) -> bool:
+        """Whether they say now that it fails: they are heard, its breaker is open (half-open, a probe may yet close it), and that is
+        nobody's pin."""
         relay = self.of(worker)
-        return self.heard(now) and pool not in self.panics and relay.breaker == "open" and not relay.pin
+        return self.heard(now) and relay.breaker == "open" and not relay.pin
 
     def behind(self, version: int, now: float) -> list[str]:
         """Names of those that obey an older route table than this one."""
