@@ -60,7 +60,7 @@ class Relays:
         return self.answers(worker, now) and self._at - self._window > at
 
     def speak_against(self, worker: str, now: float) -> bool:
-        """Whether they say now that it fails: they are heard, its breaker is open (half-open, a probe may yet close it), and that is
+        """Whether they say now that it fails: they are heard, and its breaker is open (half-open, a probe may yet close it), by
         nobody's pin."""
         relay = self.of(worker)
         return self.heard(now) and relay.breaker == "open" and not relay.pin
