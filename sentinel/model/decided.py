@@ -114,6 +114,7 @@ class Hold(Base, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     until: float | None = None
     planned: bool = False  # a maintenance window (keep="out"): what happens there is no fault, and it returns when it ends
     of: str = ""  # the rack that was named, where the window is one of several
+    under: Hold | None = None  # what a person has said of the same target before, and counts again when this is over
 
 
 class Page(Base, frozen=True, kw_only=True, omit_defaults=True):

@@ -448,3 +448,52 @@ class TestWithRepairs:
         assert msgspec.json.decode(msgspec.json.encode(hold), type=Hold) == hold
         assert (hold.keep, hold.planned, hold.by) == ("out", True, "ann")
         assert hold.until == w.now + HOUR
+
+
+class TestWordsThatMeet:
+    """Two people, one node: the word about more never undoes the word about less."""
+
+    def test_a_rack_window_does_not_shorten_the_one_of_a_node(self) -> None:
+        """Who works on a tray until noon is not surprised by traffic because somebody else's work on the rack ended at ten."""
+        w = World(placed())
+        w.ask("maintain", "t03", until=w.now + 600)
+        w.pass_time(5)
+        w.ask("maintain", "R1", until=w.now + 60)
+        w.pass_time(100)
+        assert w.state_of("decode-1") is WorkerState.OUT
+        assert w.state_of("decode-2") is WorkerState.ACTIVE
+        w.pass_time(600)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+
+    def test_the_end_of_a_racks_window_leaves_a_nodes_alone(self) -> None:
+        """The rack's work lasts longer and ends early by a word: the tray's own window goes on, whoever leads by then."""
+        w = World(placed())
+        w.ask("maintain", "t03", until=w.now + 600)
+        w.ask("maintain", "R1", until=w.now + 6000)
+        w.pass_time(20)
+        w.lead()
+        w.ask("maintain", "R1")
+        w.pass_time(60)
+        assert w.state_of("decode-1") is WorkerState.OUT
+        assert w.state_of("decode-2") is WorkerState.ACTIVE
+        w.ask("maintain", "t03")
+        w.pass_time(60)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+        assert not w.decider.p.holds
+
+    @pytest.mark.parametrize("keep", ["in", "out"])
+    @pytest.mark.parametrize("target", ["t03", "R1"])
+    def test_a_hold_of_the_node_counts_again_after_it(self, target: str, keep: str) -> None:
+        """A window lies over what a person has said about the node before, and takes nothing of it away."""
+        w = World(placed())
+        w.ask("hold", "t03", keep=keep)
+        w.ask("maintain", target, until=w.now + 60)
+        w.pass_time(10)
+        assert w.state_of("decode-1") is WorkerState.OUT
+        w.pass_time(120)
+        assert [(h.target, h.keep, h.planned) for h in w.decider.p.holds.values()] == [("t03", keep, False)]
+        w.report(w.xid(79, "t03", action=Action.REBOOT_NODE))
+        w.pass_time(5)
+        assert w.state_of("decode-1") is (WorkerState.ACTIVE if keep == "in" else WorkerState.OUT)
+        w.ask("release", "t03")
+        assert not w.decider.p.holds

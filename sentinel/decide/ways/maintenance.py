@@ -9,6 +9,8 @@ This module exists so that work on a rack looks like work and not like eighteen 
 * When it ends, by a person or by time, what was still reported then counts as if it had just been found, silence begins anew, and
   its workers return by the same way as after a repair: a start where they are not there, an active test, a clean look. So does
   what sentinel had taken out before and left to a person; what a person took out before stays out.
+* A window lies over what a person has said of the node before (``Hold.under``) and takes nothing of it away: a hold counts again when
+  it ends, and the window of a rack neither shortens nor ends one that was opened for the node itself.
 """
 
 from __future__ import annotations
@@ -49,16 +51,23 @@ class Maintenance:
     def asked(self, ask: Asked) -> None:
         """Begin a window, or give it another end; without an end in time: it is over now."""
         for node in self.nodes_of(ask.target):
+            now = window(self.p, node)
+            own = now is not None and ask.target not in (node, now.of)  # opened by somebody else's word about less, or another rack
             if ask.until is not None:
-                self._begin(node, ask)
-            elif window(self.p, node) is not None:
+                if now is None or not own or (now.until is not None and now.until < ask.until):
+                    self._begin(node, ask)
+            elif now is not None and not own:
                 self.end(node, f"{ask.by}: {ask.reason or 'the work is done'}")
 
     def _begin(self, node: str, ask: Asked) -> None:
         of = ask.target if ask.target != node else ""
+        under = self.p.holds.get(node)
+        if under is not None and under.planned and of in ("", under.of):  # the same window, with another end
+            under = under.under
         self.p.put_hold(
             Hold(
-                target=node, keep="out", by=ask.by, reason=ask.reason, at=self.p.now, until=ask.until, planned=True, of=of
+                target=node, keep="out", by=ask.by, reason=ask.reason, at=self.p.now, until=ask.until, planned=True, of=of,
+                under=under if _lasts(under, self.p.now) else None,
             )
         )  # fmt: skip
         self.p.set_aside.setdefault(node, {})
@@ -88,7 +97,12 @@ class Maintenance:
 
     def end(self, node: str, why: str) -> None:
         """The window is over: what is still reported counts, and who is out because of it comes back."""
+        over = self.p.holds.get(node)
         self.p.drop_hold(node)
+        if over is not None and over.under is not None and _lasts(over.under, self.p.now):
+            self.p.put_hold(over.under)
+            if over.under.planned:
+                return  # somebody works on it still
         view = self.p.nodes.get(node)
         if view is not None:
             view.heard_at = self.p.now  # a full silence before it is missed
@@ -153,3 +167,7 @@ class Maintenance:
         """What was set aside and counts from now on."""
         told, self._again = self._again, []
         yield from (f for f in told if not planned(self.p, f.component.node))
+
+
+def _lasts(hold: Hold | None, now: float) -> bool:
+    return hold is not None and (hold.until is None or hold.until > now)
