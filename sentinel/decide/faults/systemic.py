@@ -64,7 +64,8 @@ class Systemic:
         nodes = self._turned.setdefault(finding.check, {})
         nodes.pop(finding.component.node, None)  # the latest stands last, so that what is too old stands first
         nodes[finding.component.node] = self.p.now
-        while self.p.now - nodes[first := next(iter(nodes))] > self.p.policy.systemic.window:
+        since = max(self.p.now - self.p.policy.systemic.window, self._over_at(finding.check))
+        while nodes[first := next(iter(nodes))] < since:
             del nodes[first]
         if known:
             return self.incidents.fold(known, finding)
@@ -85,6 +86,11 @@ class Systemic:
         worker = self.p.workers.get(finding.component.worker or "")
         found = (i for i in self.p.open_incidents() if worker is not None and i.culprit == worker.pool)
         return next((i for i in found if any(f.check == PANIC for f in i.findings)), None)
+
+    def _over_at(self, check: str) -> float:
+        """When this check was last said to be over, by a person too: what had turned bad until then counts no more."""
+        key = f"systemic/{check}"
+        return max((i.closed_at for i in self.p.incidents_on("fleet") if i.key == key and i.closed_at is not None), default=0.0)
 
     def _together(self, check: str) -> dict[str, set[str]]:
         """The other checks that have turned bad on the same nodes lately → all nodes of each. What a pattern says joins nothing."""
@@ -171,6 +177,8 @@ class Systemic:
     def over(self, incident: Incident) -> str:
         """Why it has ended; "" while it has not."""
         check, window = systemic_check(incident), self.p.policy.systemic.window
+        if any(f.check == PANIC and self._there(f) for f in incident.findings):
+            return ""  # the gateways still send to all of the pool: as long as that is so it is the same emergency
         alone = self._alone(check)
         # An event says once that it is there and never that it is over: without an incident of its own it ages away.
         left = [
