@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 BLOCK = 64  # requests that one gateway takes at once, at most
+PATIENCE_S = 0.25  # that a request waits for the store, and with it those of its tenant that came meanwhile
 AWAY_S = 1.0  # after a question that the store did not answer, none is asked for so long
 
 
@@ -56,10 +57,13 @@ class Rates:
         self._meters: dict[str, Meter | None] = {}  # None: no rate
         self._alone: SlidingWindowCounterRateLimiter | None = None
         self._away_until = 0.0
+        self.configure(tenants)
 
     def configure(self, tenants: Mapping[str, TenantLimits]) -> None:
         self._tenants = tenants
         self._meters.clear()
+        if any(limits.rate for limits in tenants.values()):
+            self._records.load()  # takes a fifth of a second, for which no request should stand still
 
     def free(self, tenant: str) -> bool:
         """Whether one more request may go, from memory; if so it is counted."""
@@ -96,11 +100,12 @@ class Rates:
         block = max(1, min(BLOCK, meter.amount // (10 * self._owners())))
         if self._clock() >= self._away_until:
             try:
-                for count in dict.fromkeys((block, 1)):
-                    if await self._records.take(meter.tenant, meter.amount, meter.seconds, count):
-                        return count
-                return 0
-            except StoreError:
+                async with asyncio.timeout(PATIENCE_S):
+                    for count in dict.fromkeys((block, 1)):
+                        if await self._records.take(meter.tenant, meter.amount, meter.seconds, count):
+                            return count
+                    return 0
+            except (StoreError, TimeoutError):
                 self._away_until = self._clock() + AWAY_S
         return int(await self._taken_alone(meter))
 

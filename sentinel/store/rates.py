@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 class RateRecords:
-    """The windows. Raises StoreError when it could not be told. ``limits`` is loaded by the first question: who has no rates does
-    without."""
+    """The windows. Raises StoreError when it could not be told. ``limits`` is loaded by ``load`` or the first question: who has no
+    rates does without."""
 
     def __init__(self, store: Store) -> None:
         self._door = store._door  # of this package
         self._pool: Any = store._client.connection_pool
         self._limiter: SlidingWindowCounterRateLimiter | None = None
+
+    def load(self) -> SlidingWindowCounterRateLimiter:
+        """Have the package ready."""
+        self._limiter = self._limiter or self._loaded()
+        return self._limiter
 
     def _loaded(self) -> SlidingWindowCounterRateLimiter:
         from limits.aio.storage import RedisStorage  # noqa: PLC0415
@@ -36,6 +41,6 @@ class RateRecords:
         """``count`` requests of the ``amount`` that the tenant may make in ``seconds``: all of them, or False and none."""
         from limits import RateLimitItemPerSecond  # noqa: PLC0415
 
-        self._limiter = self._limiter or self._loaded()
+        limiter = self.load()
         async with self._door._asking(f"the rate of {tenant}"):
-            return await self._limiter.hit(RateLimitItemPerSecond(amount, seconds), tenant, cost=count)
+            return await limiter.hit(RateLimitItemPerSecond(amount, seconds), tenant, cost=count)

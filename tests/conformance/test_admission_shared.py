@@ -469,6 +469,20 @@ async def test_a_rate_is_one_for_all_gateways(store_server: Any) -> None:
         await gateway.stop()
 
 
+async def test_a_rate_waits_for_no_store_that_hangs(store_server: Any) -> None:
+    """However long the store's own deadline, all of a tenant's requests at once are through, or told no, before it is over."""
+    store = await store_server.open(timeout=3600.0)
+    a = LeaseAdmission(
+        AdmissionRecords(store, LEASE), settings(), {"metered": TenantLimits(rate="40/hour")}, owner="g", rates=RateRecords(store)
+    )
+    await a.start()
+    store_server.pause()
+    answers = await asyncio.gather(*(a.enter("metered") for _ in range(50)))
+    assert answers.count(None) == 40 and {r.limit for r in answers if r} == {"rate"}
+    store_server.resume()
+    await a.stop()
+
+
 async def test_a_rate_without_the_store_is_a_part_of_it(store_server: Any) -> None:
     """While the store is away a gateway lets its part of a tenant's rate through."""
     store = await store_server.open(timeout=0.3)
