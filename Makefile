@@ -16,7 +16,7 @@ demo: venv       ## one simulated rack, one scripted fault, a live timeline (SCE
 test: packages lint  ## lint, types, layers, and every test that fits in CI (installs Debian packages when it may)
 	@$(BIN)/python -m pytest -m "not long" $(ARGS)
 
-test-long: packages venv-test  ## the tests that need Dynamo's packages and longer than CI has
+test-long: packages venv-test  ## the tests that need Dynamo's and vLLM's packages (6 GB) and longer than CI has
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 lint: venv-test  ## ruff, mypy --strict, import-linter

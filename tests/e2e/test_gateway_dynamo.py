@@ -6,6 +6,7 @@ could save has to come whole, and the rest ends with an error that clients under
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -39,8 +40,8 @@ async def test_nothing_fails(dynamo: tuple[DynamoRig, Front], fault: str) -> Non
     trials = DynamoTrials(*dynamo)
     async with load(dynamo[1]) as clients:
         told = await trial(dynamo[1], clients, getattr(trials, fault), migrates=True, frontends=trials.frontends)
-    assert told["failed"] == 0 and told["requests"] > 100, told
-    assert told["migrated"] > 0 or fault not in ("worker_killed", "worker_frozen"), told
+    assert told["failed"] == 0 and told["requests"] > 100, json.dumps(told)
+    assert told["migrated"] > 0 or fault not in ("worker_killed", "worker_frozen"), json.dumps(told)
 
 
 @pytest.mark.parametrize("fault", ["frontend_killed", "frontend_frozen"])
@@ -49,5 +50,5 @@ async def test_a_lost_frontend_costs_only_what_it_had_begun(dynamo: tuple[Dynamo
     trials = DynamoTrials(*dynamo)
     async with load(dynamo[1]) as clients:
         told = await trial(dynamo[1], clients, getattr(trials, fault), migrates=False, frontends=trials.frontends)
-    assert (told["could_have_been_saved"], told["failed_without_an_error"]) == (0, 0), told
-    assert told["retried"] > 0 and told["failed"] == told["broken_after_the_first_byte"] > 0, told
+    assert (told["could_have_been_saved"], told["failed_without_an_error"]) == (0, 0), json.dumps(told)
+    assert told["retried"] > 0 and told["failed"] == told["broken_after_the_first_byte"] > 0, json.dumps(told)

@@ -96,7 +96,7 @@ def model(folder: Path) -> Path:
 class Vllm:
     """One server. ``start`` it and wait until it is ``ready``; ``end`` it however it stands."""
 
-    def __init__(self, name: str, folder: Path, *, streams: int = 64) -> None:
+    def __init__(self, name: str, folder: Path, *, streams: int = 128) -> None:
         """``streams``: sequences that its engine computes at once; as many more may queue, then it says 503."""
         self.name, self.folder, self._streams = name, folder, streams
         self.port = free_port()
@@ -176,7 +176,7 @@ def _children(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def servers(folder: Path, names: tuple[str, ...] = ("a", "b"), *, streams: int = 64) -> Iterator[dict[str, Vllm]]:
+def servers(folder: Path, names: tuple[str, ...] = ("a", "b"), *, streams: int = 128) -> Iterator[dict[str, Vllm]]:
     """All of them, ready. Raises NotHere."""
     python()
     made = {name: Vllm(name, folder / name, streams=streams) for name in names}
