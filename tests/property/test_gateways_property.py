@@ -165,9 +165,12 @@ class Gateways(Walk):
                 if f.check.startswith("worker."):
                     fine = w.state(f.check, f.component, False)
                     w.report(fine, fine)
-            for worker in WORKERS:
+            for worker in (*WORKERS, "spill-2"):
                 w.watched(worker, True)
                 w.ask("undrain", worker)
+            for incident in w.open_incidents():
+                if not incident.findings:  # a person was asked for, and has come
+                    w.ask("resolve", incident.id)
             for _ in range(20):
                 w.relayed(*well)
                 w.pass_time(3)
