@@ -77,10 +77,10 @@ class Attempt:
             if self._permit.probe and self.outcome is Outcome.FINE:
                 self._guards.breakers.begun(self._permit)
 
-    def broke(self, trouble: Trouble, *, out: bool) -> None:
-        """Its answer broke after it had begun."""
+    def broke(self, trouble: Trouble, *, out: bool, told: int = 500) -> None:
+        """Its answer broke after it had begun. ``told``: the status of an error that the worker itself told."""
         self.trouble = trouble
-        self.outcome = of_trouble(trouble, out=out)
+        self.outcome = of_status(told, out=out) if trouble is Trouble.WORKER_ERROR else of_trouble(trouble, out=out)
 
     @property
     def reason(self) -> str:

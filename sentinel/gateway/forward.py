@@ -279,9 +279,11 @@ class Forward:
             flow.rate.add(relay.events / max(1e-6, time.monotonic() - x.began))
         if trouble is None:
             return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
-        attempt.broke(trouble, out=desk.plan.out(worker))
+        attempt.broke(trouble, out=desk.plan.out(worker), told=relay.told if trouble is Trouble.WORKER_ERROR else 0)
         if trouble is Trouble.CLIENT:
             return CLOSE, "gone"
+        if trouble is Trouble.WORKER_ERROR and attempt.outcome is Outcome.FINE:
+            return (KEEP if keep else CLOSE), "client_error"
         desk.meters.broken[attempt.pool, worker, trouble.value] += 1
         self._say("an answer broke after it had begun", worker, trouble.value, x)
         return CLOSE, "broken"

@@ -38,13 +38,14 @@ def opening(head: Head, early: bytes) -> int | None:
             return 0
         event, end, rest = rest.partition(b"\r\n\r\n" if b"\r\n" in rest else b"\n\n")
         if event.startswith(_TOLD) and (end or body.done):
-            return _status(event)
+            return status_told(event)
         if not end:
             break
     return 0 if body.done else None
 
 
-def _status(event: bytes) -> int:
+def status_told(event: bytes) -> int:
+    """The HTTP status that the error in this event, or in one of these, would have been."""
     for line in event.splitlines():
         if line.startswith(b"data:"):
             try:

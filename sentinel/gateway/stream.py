@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, whole
+from sentinel.gateway.opening import status_told
 
 if TYPE_CHECKING:
     from sentinel.gateway.front import Client
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # an event's end, then its chunk's
 _LAST_ENDS = (b"\n\n\r\n" + LAST_CHUNK, b"\r\n\r\n\r\n" + LAST_CHUNK)
 _ONE = len(SIZE_LINES)
-_TOLD = (b'data: {"error"', b'data:{"error"', b"event: error", b"event:error")
+_TOLD = (b'\ndata: {"error"', b'\ndata:{"error"', b"\nevent: error", b"\nevent:error")  # no text of an answer has a line's end
 
 FAILED = {
     Trouble.RESET: "the worker's connection broke in the middle of this answer",
@@ -45,8 +46,8 @@ class Relay:
     """Passes one body on. ``chunked``: the client takes chunks (HTTP/1.1); ``raw``: as they come from the worker."""
 
     __slots__ = (
-        "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open", "_out",
-        "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write", "ended",
+        "_before", "_body", "_chunked", "_client", "_connection", "_fast", "_gaps", "_held_at", "_last", "_loop", "_mark", "_open",
+        "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write", "ended",
         "events", "first_at",
     )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Relay:
         self._open = head.size is None  # something may be added to it
         self._unbounded = head.size is None and not head.chunked
         self._tail = b""  # an event that is not complete yet
-        self._recent = b""  # what was passed on last, to see how a stream ended
+        self._recent = self._before = b""  # what was passed on last, to see how a stream ended: an error, and then [DONE]
         self._mark = b""  # what separates its events
         self._last = self.first_at = 0.0
         self._held_at = 0.0  # since when the client takes nothing; 0: it does
@@ -109,7 +110,7 @@ class Relay:
         if self._steady and len(data) < _ONE and data.startswith(SIZE_LINES[len(data)]) and data.endswith(_ENDS):
             # One chunk of complete events; one event, where no line ends but its own, its empty one, and the two of the chunk.
             self.events += 1 if data.count(b"\n") == 4 else data.count(self._mark)
-            self._recent = data
+            self._before, self._recent = self._recent, data
             self._write(data)
             return
         if self._fast:
@@ -167,7 +168,7 @@ class Relay:
             if not self._mark:
                 self._mark = next((mark for mark in (b"\n\n", b"\r\n\r\n") if mark in data), b"")
             self.events += data.count(self._mark) if self._mark else 0
-        self._recent = data
+        self._before, self._recent = self._recent, data
         if not self.first_at:
             self.first_at = now
 
@@ -183,7 +184,7 @@ class Relay:
 
     def _flush(self) -> None:
         if self._tail:
-            self._recent = self._tail
+            self._before, self._recent = self._recent, self._tail
             self._write(chunk(self._tail) if self._chunked else self._tail)
             self._tail = b""
 
@@ -191,7 +192,8 @@ class Relay:
         """The answer is complete."""
         if last:
             self._write(last)
-        told = self._sse and any(word in self._recent for word in _TOLD)
+        ending = self._ending()
+        told = self._sse and any(word in ending for word in _TOLD)
         self._end(Trouble.WORKER_ERROR if told else None)
 
     # -- from the client ----------------------------------------------------------------------------------------------
@@ -248,6 +250,14 @@ class Relay:
         else:
             self._connection.abort()
         self.ended.set_result(trouble)
+
+    @property
+    def told(self) -> int:
+        """The HTTP status that an error which the worker itself told at the end would have been."""
+        return status_told(self._ending())
+
+    def _ending(self) -> bytes:
+        return b"\n%b\n%b" % (self._before, self._recent)
 
     def _body_over(self) -> bool:
         return not self._body.rest

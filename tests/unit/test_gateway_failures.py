@@ -237,6 +237,61 @@ async def test_half_an_event_is_never_shown() -> None:
         assert got[0] == {"a": 1} and "error" in got[1] and got[2] == "DONE"
 
 
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(400, Outcome.FINE), (404, Outcome.FINE), (500, Outcome.FAILED), (None, Outcome.FAILED)]
+)
+async def test_an_error_that_a_stream_tells_is_judged_by_its_status(
+    after: int, code: int | None, outcome: Outcome, *, apart: bool
+) -> None:
+    """A client's mistake says nothing about the worker when it is told within a stream either (vLLM: behind a 200, as ``code``);
+    the client gets the worker's own words."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        for _ in range(after):
+            await out.write(b'data: {"choices": []}\n\n')
+            await asyncio.sleep(0.005)
+        await out.write(b"data: " + json.dumps({"error": {"message": "own words", "code": code}}).encode() + b"\n\n")
+        if apart:
+            await asyncio.sleep(0.02)
+        await out.write(b"data: [DONE]\n\n")
+        return out
+
+    async with Site("a") as site:
+        site.stands["a"].handler = handler
+        heard = Heard(site)
+        async with site.post(stream=True) as answer:
+            got = events(await answer.read())
+        await site.free()
+        assert got[after]["error"]["message"] == "own words" and got[after + 1 :] == ["DONE"]
+        assert heard.outcomes == [("a", outcome)]
+        word, where = "client_error" if outcome is Outcome.FINE else "broken", 'pool="p",tenant="anonymous",worker="a"'
+        assert (await site.metrics())[f'sentinel_gateway_requests_total{{outcome="{word}",{where}}}'] == 1
+
+
+async def test_an_answer_that_speaks_of_errors_is_none() -> None:
+    """Text in which a model writes what an error event looks like blames no worker."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        text = json.dumps({"choices": [{"delta": {"content": 'event: error\ndata: {"error": {"code": 500}}\n\n'}}]})
+        await out.write(f"data: {text}\n\n".encode())
+        await out.write(b"data: [DONE]\n\n")
+        return out
+
+    async with Site("a") as site:
+        site.stands["a"].handler = handler
+        heard = Heard(site)
+        async with site.post(stream=True) as answer:
+            assert len(events(await answer.read())) == 2
+        await site.free()
+        assert heard.outcomes == [("a", Outcome.FINE)]
+
+
 async def test_responses_end_with_their_own_kind_of_error() -> None:
     """/v1/responses: a typed ``error`` event, and no [DONE]."""
     async with Site("a") as site:
