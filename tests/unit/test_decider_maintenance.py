@@ -497,3 +497,21 @@ class TestWordsThatMeet:
         assert w.state_of("decode-1") is (WorkerState.ACTIVE if keep == "in" else WorkerState.OUT)
         w.ask("release", "t03")
         assert not w.decider.p.holds
+
+    @pytest.mark.parametrize("early", [False, True])
+    def test_a_fault_on_the_other_tray_of_a_group_is_repaired_before_it_returns(self, early: bool) -> None:
+        """While one tray of a group is worked on a GPU of the other turns fatal: it is reset before the group returns, the work on
+        the first tray repaired nothing of the second."""
+        w = World(placed())
+        w.held = w.busy if early else lambda e: False
+        maintain(w, "t01", 300)
+        w.pass_time(10)
+        w.report(w.xid(95, "t02", 1))
+        w.pass_time(10)
+        ended(w, "t01")
+        w.pass_time(5)
+        w.held = lambda e: False
+        w.pass_time(60)
+        assert [e.target for e in w.did(Repair)] == [str(gpu_component("t02", PCIS[1]))]  # type: ignore[union-attr]
+        assert w.state_of("prefill-1") is WorkerState.ACTIVE
+        assert w.open_incidents() == []

@@ -179,3 +179,18 @@ class TestModes:
         w.use_policy(default_policy_text())
         w.pass_time(10)
         assert [k for k in calls(w) if k.startswith("systemic/")] == ["systemic/gpu.thermal"]
+
+
+def test_what_a_person_has_ended_does_not_ring_again_at_once() -> None:
+    """Resolved while all of its nodes are still bad: it is no news for the rule's time; nodes that turn bad since count from zero."""
+    w = World(loose())
+    show(w, "gpu.thermal", *FIVE)
+    rung = calls(w)
+    w.ask("resolve", next(i for i in w.open_incidents() if i.culprit == "fleet").id, "known, the chiller is being mended")
+    for _ in range(10):
+        show(w, "gpu.thermal", *FIVE)
+    assert calls(w) == rung
+    show(w, "gpu.thermal", "t08")
+    assert "systemic/gpu.thermal" not in calls(w)[len(rung) :]
+    show(w, "gpu.thermal", "t09", "t10", "t11", "t12")
+    assert "systemic/gpu.thermal" in calls(w)[len(rung) :]

@@ -256,8 +256,8 @@ class Incidents:
         return rule is not None and self.p.now - self._settled.get(incident.key, float("-inf")) < rule.close_after
 
     def settled(self, rule: Rule, finding: Finding) -> bool:
-        at = self._settled.get(f"{rule.fault}/{culprit_of(finding)}")
-        return at is not None and self.p.now - at < rule.close_after
+        told = (self._settled.get(key) for key in (f"{rule.fault}/{culprit_of(finding)}", f"systemic/{finding.check}"))
+        return any(at is not None and self.p.now - at < rule.close_after for at in told)
 
     def close(self, incident: Incident, why: str, merged_into: str = "") -> Incident:
         if incident.closed_at is not None:

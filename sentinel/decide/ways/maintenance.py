@@ -24,6 +24,7 @@ from sentinel.decide.state.moves import gentle
 from sentinel.decide.state.picture import Aside, Picture
 from sentinel.decide.state.planned import STILL_S, planned, takes_out, whose, window
 from sentinel.decide.ways.drain import Drains
+from sentinel.decide.ways.repair import repair_target
 from sentinel.model import Component, Drain, DrainState, Finding, Hold, Kind, Response, Worker, WorkerState
 
 S = DrainState
@@ -111,7 +112,16 @@ class Maintenance:
         for worker in self.p.on_node(node):
             drain = self.p.open_drain(worker.name)
             if drain is not None and drain.kind == "drain" and not self.p.held(worker, "out"):
-                self._back(worker, drain, f"maintenance of {node} is over, {why}")
+                self._back(worker, self._elsewhere(worker, drain, node), f"maintenance of {node} is over, {why}")
+
+    def _elsewhere(self, worker: Worker, drain: Drain, node: str) -> Drain:
+        """The same drain, with what it needs repaired on its other nodes: the work on this one has mended nothing there."""
+        more = self.drains.repairs.next(drain) if drain.planned and drain.by != "sentinel" and not drain.returns else None
+        if more is None or Component.parse(more[1]).node == node:
+            return drain
+        about = ((i, f) for i in self.drains.incidents.about(worker.name) for f, _ in self.drains.incidents.demands(i))
+        incident = next((i.id for i, f in about if repair_target(f, worker) == more[1]), drain.incident)
+        return msgspec.structs.replace(drain, repair=more[0], target=more[1], incident=incident, returns=drain.state is S.OUT)
 
     def _back(self, worker: Worker, drain: Drain, why: str) -> None:
         if not drain.planned and drain.by != "sentinel":
