@@ -255,7 +255,9 @@ class Decider:
         self.capacity.stand_down()
         self.capacity.shortage.ask()
         self.spare.tell()
-        tend(self.p, self.incidents, self.waiting, self.systemic, self.standing, self.leaving.orphaned)
+        tend(
+            self.p, self.incidents, self.waiting, systemic=self.systemic, standing=self.standing, orphaned=self.leaving.orphaned
+        )  # fmt: skip
         self.leaving.tick()
         self.old.forget()
 

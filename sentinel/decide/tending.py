@@ -19,8 +19,9 @@ from sentinel.model import Drain, DrainState, Incident, Urgency
 
 
 def tend(
-    p: Picture, incidents: Incidents, waiting: Waiting, systemic: Systemic, standing: Standing, orphaned: Callable[[Incident], str]
-) -> None:
+    p: Picture, incidents: Incidents, waiting: Waiting, *,
+    systemic: Systemic, standing: Standing, orphaned: Callable[[Incident], str],
+) -> None:  # fmt: skip
     """End and page what is due. ``orphaned``: why an incident has nobody left who could say that it is over; "" while it has."""
     drains_by_place, kept, covered = by_place(p.drains.values()), waiting.incidents_kept(), systemic.covers()
     for incident in p.open_incidents():

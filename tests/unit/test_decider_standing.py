@@ -85,7 +85,7 @@ def test_what_is_found_since_calls_by_itself() -> None:
 def test_it_calls_when_sentinel_is_at_its_end() -> None:
     """A repair that fails on one of them is somebody's: it rings, since nobody knows of that."""
     w = observed(20)
-    w.outcomes = lambda e: False if isinstance(e, Repair) else True
+    w.outcomes = lambda e: not isinstance(e, Repair)
     w.use_policy(mode("enforce"))
     w.pass_time(120)
     assert "repair-failed" in " ".join(p.summary for p in calls(w))

@@ -66,7 +66,7 @@ class TestSeveralChecks:
         assert "gpu.power" in told[-1].summary
 
     def test_two_nodes_with_both_are_enough_and_one_is_chance(self) -> None:
-        """The first node that shows another check beside a systemic one is judged by itself; from the second on it is the cause's."""
+        """The first node that shows another check beside a systemic one is judged by itself, the second is the cause's."""
         w = World(loose())
         show(w, "gpu.thermal", *FIVE, "t08", "t09", "t10")
         before = drained(w)
@@ -101,7 +101,7 @@ class TestSeveralChecks:
         assert drained(w) == {"t09", "t03"}
 
     def test_what_stood_for_long_joins_nothing(self) -> None:
-        """A check that has been systemic for hours says nothing of what turns bad on its nodes today, told with every sample or not."""
+        """A check that has been systemic for hours says nothing of what turns bad on its nodes today, however often it is told."""
         w = World(loose())
         for node in FIVE:
             w.report(w.mismatch(node))
@@ -182,7 +182,7 @@ class TestModes:
 
 
 def test_what_a_person_has_ended_does_not_ring_again_at_once() -> None:
-    """Resolved while all of its nodes are still bad: it is no news for the rule's time; nodes that turn bad since count from zero."""
+    """Resolved while all of its nodes are bad: it is no news for the rule's time; nodes that turn bad since count from zero."""
     w = World(loose())
     show(w, "gpu.thermal", *FIVE)
     rung = calls(w)

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from sentinel.testing.control import until
 
 from sentinel.model import Ack, Report
 from sentinel.sim import nodes
 from sentinel.sim.files import write_tokens
 from sentinel.sim.nodes import Refused, Trays
 from sentinel.sim.rack import GPUS, PLACES, workers_on
+from sentinel.testing.control import until
 
 NODE = "t03"
 

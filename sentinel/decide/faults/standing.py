@@ -1,6 +1,6 @@
 """What stood while the mode forbade to call, when calling is allowed again: one call for all of it.
 
-This module exists so that whoever ends ``observe`` at three in the afternoon is not rung twenty times for what has been so for days.
+This module exists so that whoever ends ``observe`` in the afternoon is not rung twenty times for what has been so for days.
 What always holds:
 
 * More than ``FEW`` open incidents that would have called or acted, and now may, are one incident (``standing-faults``) with one

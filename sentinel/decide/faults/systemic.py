@@ -163,7 +163,7 @@ class Systemic:
         return not quiet(self.p, cause, other) and loudness(Urgency(_rule_page(other))) <= loudness(Urgency(_rule_page(rule)))
 
     def call(self, incident: Incident) -> None:
-        """On ticks: nobody has been called for it, and whoever was called for its cause is called no more; or the mode forbade it."""
+        """On ticks: call for it where the mode forbade that until now, or the call for its cause is over."""
         part = next((s.why.partition(":")[0] for s in incident.history if s.what == _PART), "")
         cause = self.p.incidents.get(part)
         rule = self.p.rules.rule_for(incident.findings[0]) if incident.findings else None
@@ -250,7 +250,8 @@ def _frozen(rule: Rule, check: str) -> str:
     if rule.response is Response.NONE:
         return f"nobody is drained for {check} at any time, nor called for single nodes until it ends"
     if rule.budgeted:
-        return f"nobody is taken out on {check} alone until it ends; facts (a GPU that is gone, a process that is not there) still leave"
+        facts = "facts (a GPU that is gone, a process that is not there) still leave"
+        return f"nobody is taken out on {check} alone until it ends; {facts}"
     return f"{check} is a fact: whoever shows it still leaves service at once; only the calls for single nodes are held back"
 
 

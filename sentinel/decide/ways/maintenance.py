@@ -9,8 +9,8 @@ This module exists so that work on a rack looks like work and not like eighteen 
 * When it ends, by a person or by time, what was still reported then counts as if it had just been found, silence begins anew, and
   its workers return by the same way as after a repair: a start where they are not there, an active test, a clean look. So does
   what sentinel had taken out before and left to a person; what a person took out before stays out.
-* A window lies over what a person has said of the node before (``Hold.under``) and takes nothing of it away: a hold counts again when
-  it ends, and the window of a rack neither shortens nor ends one that was opened for the node itself.
+* A window lies over what a person has said of the node before (``Hold.under``) and takes nothing of it away: a hold counts again
+  when it ends, and the window of a rack neither shortens nor ends one that was opened for the node itself.
 """
 
 from __future__ import annotations

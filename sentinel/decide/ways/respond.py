@@ -127,13 +127,14 @@ class Responses:
         self.incidents.note(p.incidents[incident.id], "decided", f"{response.value} {worker.name}: {reason}", rule=rule.fault)
 
     def _shared(self, incident: Incident, finding: Finding, worker: Worker, response: Response) -> str:
-        """Why the first who reports a link down waits: its switch or cable would be told of by others as well, within moments.
+        """Why the first who reports a link down waits: others would tell of its switch or cable as well, within moments.
 
-        Only while its engine can still finish what it has, and only for links: a GPU's own fatal fault is a fact and waits for nothing.
+        Only while its engine can still finish what it has, and only for links: a GPU's own fatal fault waits for nothing.
         """
         if response is not Response.DRAIN or sort_of(finding) is not Sort.LINK or not self.incidents.settling(incident):
             return ""
-        return f"{response.value} of {worker.name} when {self.p.policy.correlation.settle:g} s have shown no switch or cable behind it"
+        settle = self.p.policy.correlation.settle
+        return f"{response.value} of {worker.name} when {settle:g} s have shown no switch or cable behind it"
 
     def _under_way(self, drain: Drain, case: Case, response: Response) -> None:
         """It is on its way out or back already: worse news makes that stronger."""
