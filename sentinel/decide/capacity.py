@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.supply.shortage import Shortage
-from sentinel.decide.supply.table import Table
+from sentinel.decide.supply.table import Changed, Table
 from sentinel.decide.supply.worth import IN_SERVICE, NEAR, roles_of
 from sentinel.decide.ways.drain import Drains
 from sentinel.decide.ways.standby import Standbys
@@ -96,7 +96,7 @@ class Capacity:
             why = self._difference(pools, news)
             # From the clock where it is ahead, so that a store that lost its data does not send versions backwards.
             version = max(self.p.routes.version + 1, int(self.p.now * 1000))
-            self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools))
+            self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools), self._changed(pools, news))
 
     def _weights(self) -> dict[str, float]:
         weights: dict[str, float] = {}
@@ -174,11 +174,26 @@ class Capacity:
             since = self._needed_at.setdefault(worker.pool, self.p.now)
             self.standbys.retire(worker, since, "has carried no traffic" if not primary else "has been whole without it")
 
-    def _difference(self, pools: tuple[RoutePool, ...], news: list[RouteEntry] | None) -> str:
+    def _changed(self, pools: tuple[RoutePool, ...], news: list[Changed] | None) -> tuple[RoutePool, ...] | None:
+        """The pools in which anything differs from the last table, with the rows that do, in its order."""
+        if news is None:
+            return None
+        rows: dict[str, list[RouteEntry]] = {}
+        for old, row in sorted(news, key=lambda pair: self.table.place(pair[1].worker)):
+            if row != old:
+                rows.setdefault(self.p.workers[row.worker].pool, []).append(row)
+        weights = {r.pool: r.weight for r in self.p.routes.pools}
+        return tuple(
+            RoutePool(pool=p.pool, weight=p.weight, workers=tuple(rows.get(p.pool, ())))
+            for p in pools
+            if p.pool in rows or p.weight != weights.get(p.pool)
+        )
+
+    def _difference(self, pools: tuple[RoutePool, ...], news: list[Changed] | None) -> str:
         """What changed against the last table, in words."""
         old_weight = {r.pool: r.weight for r in self.p.routes.pools}
         old_rows = {r.pool: r.workers for r in self.p.routes.pools}
-        changes = [f"{e.worker} {e.state.value}" for e in news or ()]
+        changes = [f"{e.worker} {e.state.value}" for _, e in news or ()]
         for pool in pools if news is None else ():
             before = old_rows.get(pool.pool, ())
             if len(before) == len(pool.workers) and before is not pool.workers:

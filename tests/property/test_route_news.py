@@ -21,6 +21,10 @@ pools = st.builds(
 tables = st.lists(pools, max_size=2, unique_by=lambda p: p.pool).map(tuple)
 
 
+def _or_out(entry: RouteEntry, *, out: bool) -> RouteEntry:
+    return msgspec.structs.replace(entry, state=WorkerState.OUT if out else entry.state)
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[Routes, Routes]:
     """Two tables: often the same fleet with some rows replaced, some of them by equal ones."""
@@ -30,7 +34,7 @@ def steps(draw: st.DrawFn) -> tuple[Routes, Routes]:
         after = tuple(
             RoutePool(
                 pool=p.pool, weight=draw(st.sampled_from([p.weight, 0.5])),
-                workers=tuple(msgspec.structs.replace(e, state=draw(st.sampled_from([e.state, WorkerState.OUT]))) for e in p.workers),
+                workers=tuple(_or_out(e, out=draw(st.booleans())) for e in p.workers),
             )
             for p in before
         )  # fmt: skip

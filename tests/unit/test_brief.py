@@ -6,7 +6,8 @@ import msgspec
 
 from sentinel.decide.state.brief import Brief
 from sentinel.decide.state.events import Record, Restored, Tick
-from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
+from sentinel.model import Action, Role, RouteEntry, RoutePool, Routes, WorkerState
+from sentinel.testing.decisions import World, rack
 
 ROWS = tuple(RouteEntry(worker=f"w{n}", url=f"http://w{n}", role=Role.DECODE, state=WorkerState.ACTIVE) for n in range(5))
 
@@ -47,3 +48,25 @@ def test_rows_read_back_are_the_same_as_rows_that_never_left() -> None:
     kept(brief, table(1, a))
     again = msgspec.json.decode(msgspec.json.encode(a), type=RoutePool)
     assert kept(brief, table(2, again)) == ()
+
+
+def test_what_the_decider_says_has_changed_is_what_has() -> None:
+    """Its word gives what comparing the tables gives, through evictions, returns, weights and another fleet."""
+    world = World(rack(decoders=6, standby=2))
+    for node in world.fleet.nodes[:3]:
+        world.report(node, world.xid(79, node, action=Action.REBOOT_NODE))
+        world.settle()
+    world.ask("drain", "decode-4")
+    world.settle()
+    world.ask("undrain", "decode-4")
+    world.pass_time(30.0)
+    world.reload(rack(decoders=5, standby=2))
+    world.pass_time(5.0)
+    world.ask("drain", "decode-2")
+    world.settle()
+    by_word, by_comparing, said = Brief(), Brief(), 0
+    for event, instructions in world.journal:
+        bare = [msgspec.structs.replace(n, news=None) if isinstance(n, Record) else n for n in instructions]
+        said += bare != list(instructions)
+        assert by_word.of(event, instructions) == by_comparing.of(event, bare)
+    assert said > 5

@@ -2,7 +2,7 @@
 
 This module exists because each of 750 evictions publishes a table of 10,000 rows, a megabyte each. What always holds: the same
 events give the same brief decisions, so that a replay can be held against the record to the letter; the first table of a
-leadership is kept whole.
+leadership is kept whole. What changed is said by the decider, or found by comparing: a storm must not pay for the rows that stay.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Brief:
         if not isinstance(n, Record) or not isinstance(n.value, Routes):
             return n
         before, self._before = self._before, {p.pool: p for p in n.value.pools}
-        pools = [_news(p, before.get(p.pool)) for p in n.value.pools]
-        return msgspec.structs.replace(n, value=msgspec.structs.replace(n.value, pools=tuple(p for p in pools if p is not None)))
+        told = n.news if before else None  # the first is whole
+        if told is None:
+            told = tuple(p for p in (_news(p, before.get(p.pool)) for p in n.value.pools) if p is not None)
+        return msgspec.structs.replace(n, value=msgspec.structs.replace(n.value, pools=told), news=None)
 
 
 def _news(now: RoutePool, before: RoutePool | None) -> RoutePool | None:

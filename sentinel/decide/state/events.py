@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sentinel.model import Action, Drain, Fleet, Hold, Incident, Page, Report, Role, Routes, WorkerSeen
+from sentinel.model import Action, Drain, Fleet, Hold, Incident, Page, Report, Role, RoutePool, Routes, WorkerSeen
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Events
@@ -142,11 +142,16 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class Record(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Write a decision down. ``value`` is the noun that ``kind`` says; it replaces what stood under ``key``."""
+    """Write a decision down. ``value`` is the noun that ``kind`` says; it replaces what stood under ``key``.
+
+    ``news``, of a route table: the pools in which anything changed since the one before, with the rows that did; None: it is not
+    known what did. It is for ``brief`` and is not written down.
+    """
 
     kind: Literal["incident", "drain", "hold", "routes"]
     key: str
     value: Incident | Drain | Hold | Routes
+    news: tuple[RoutePool, ...] | None = None
 
 
 class Forget(Instruction, frozen=True, kw_only=True, tag=True, omit_defaults=True):

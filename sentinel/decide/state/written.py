@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from sentinel.decide.state.events import AnyEffect, AnyInstruction, Effect, Forget, Record
-from sentinel.model import Drain, DrainState, Hold, Incident, Routes, Step
+from sentinel.model import Drain, DrainState, Hold, Incident, RoutePool, Routes, Step
 
 HISTORY = 120  # steps kept per incident and drain: enough for days of folding, bounded in the store
 ENDED = (DrainState.DONE, DrainState.CANCELLED)
@@ -103,9 +103,10 @@ class Written:
         self.holds[hold.target] = hold
         self._record("hold", hold.target, hold)
 
-    def put_routes(self, routes: Routes) -> None:
+    def put_routes(self, routes: Routes, news: tuple[RoutePool, ...] | None) -> None:
+        """``news``: see Record."""
         self.routes = routes
-        self._record("routes", "routes", routes)
+        self._record("routes", "routes", routes, news)
 
     def drop_hold(self, target: str) -> None:
         if self.holds.pop(target, None):
@@ -133,9 +134,12 @@ class Written:
             self.outstanding[key] = effect.id
             self._effects.append(effect)
 
-    def _record(self, kind: str, key: str, value: Incident | Drain | Hold | Routes) -> None:
+    def _record(
+        self, kind: str, key: str, value: Incident | Drain | Hold | Routes, news: tuple[RoutePool, ...] | None = None
+    ) -> None:
         self._records.pop((kind, key), None)
-        self._records[(kind, key)] = Record(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key, value=value)  # type: ignore[arg-type]
+        record = Record(id=f"{kind}/{key}", cause=self.cause, kind=kind, key=key, value=value, news=news)  # type: ignore[arg-type]
+        self._records[(kind, key)] = record
 
     def _forget(self, kind: str, key: str) -> None:
         self._records.pop((kind, key), None)

@@ -14,13 +14,15 @@ from sentinel.decide.supply.worth import Standing, roles_of, worth
 from sentinel.model import Drain, Role, RouteEntry, Worker, WorkerState
 
 Share = tuple[str, Role]  # a role of a pool
+Changed = tuple[RouteEntry, RouteEntry]  # a row as it was published last, and as it is
 
 
 class Table:
     def __init__(self, picture: Picture) -> None:
         self.p = picture
         self.touched = False  # something was folded in since the table was last published
-        self._news: dict[str, RouteEntry] | None = None  # the rows that changed since then; None: any of them
+        self._news: dict[str, Changed] | None = None  # the rows that changed since then; None: any of them
+        self._place: dict[str, int] = {}  # worker → where its row stands among all
         self.regular: dict[Share, float] = defaultdict(float)  # configured capacity, standbys left out
         self.ready: dict[Share, float] = defaultdict(float)  # what is given, started standbys included
         self.groups: dict[Share, int] = defaultdict(int)  # configured workers, standbys left out
@@ -52,12 +54,15 @@ class Table:
                 self.ready[worker.pool, role] += _takes(row) - _takes(old)
             self._put(worker.pool, row)
             if self._news is not None:
-                self._news[worker.name] = row
+                self._news[worker.name] = (self._news.get(worker.name, (old,))[0], row)
 
-    def take_news(self) -> list[RouteEntry] | None:
+    def take_news(self) -> list[Changed] | None:
         """The rows that changed since the last call, for whoever publishes them; None: any of them may have."""
         news, self._news, self.touched = self._news, {}, False
         return None if news is None else list(news.values())
+
+    def place(self, worker: str) -> int:
+        return self._place[worker]
 
     def rows(self, pool: str) -> tuple[RouteEntry, ...]:
         if pool not in self._pools:
@@ -91,8 +96,10 @@ class Table:
         for names in (self.standbys, self.out, self.doubt, self.domains, self._doubtful_at):
             names.clear()
         self._rows = {pool: {} for pool in self.p.pools}
+        self._place = {}
         for worker in self.p.workers.values():
             row, mine = self._row(worker), self.worth(worker)
+            self._place[worker.name] = len(self._place)
             self._put(worker.pool, row)
             self._judge(worker)
             for role in roles_of(worker):
