@@ -7,8 +7,8 @@ This module exists so that taking out and bringing back is one thing with one me
 * A drain in a working state always has an effect outstanding, or gets it again on a tick: none is ever stuck in silence.
 * A worker does not return while anything that would take it out again still stands, unless a person holds it in.
 * A drain of a worker that the configuration does not name now stands still; it goes on when the worker is there again.
-* After ``unknown_tries`` tries without an answer a person is asked. A repair or start then stays out, as one that fails does. A worker
-  that is well and tested stays on its way back and is tried on: a serving layer without an answer costs no capacity.
+* After ``unknown_tries`` tries without an answer a person is asked. A repair or start then stays out, as one that fails does.
+* Who is well and tested stays on the way back and is tried on: a serving layer without an answer costs no capacity.
 """
 
 from __future__ import annotations
