@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -20,7 +21,8 @@ from pathlib import Path
 
 import aiohttp
 
-from sentinel.config import StoreSettings
+from sentinel.config import DynamoSettings, StoreSettings
+from sentinel.gateway.models import frontend_name
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from sentinel.store import PublishRoutes, Store, open_store
 from sentinel.store.gateways import Gateways
@@ -34,9 +36,13 @@ RETRIES, BROKEN = "sentinel_gateway_retries_total", "sentinel_gateway_stream_err
 class Front:
     """``workers``: name → base URL, in one pool. Use as a context: gateways, store and routes are up inside."""
 
-    def __init__(self, workers: dict[str, str], model: str, *, processes: int = 2, more: str = "") -> None:
-        """``more``: lines of ``[gateway]``."""
-        self.workers, self.model, self._processes, self._more = workers, model, processes, more
+    def __init__(
+        self, workers: dict[str, str], model: str, *, processes: int = 2, more: str = "", dynamo: DynamoSettings | None = None
+    ) -> None:
+        """``more``: lines of ``[gateway]``. ``dynamo``: the workers are Dynamo's, behind these frontends."""
+        self.workers, self.model, self._processes, self._more, self._dynamo = workers, model, processes, more, dynamo
+        fronts = dynamo.every_frontend if dynamo else ()
+        self.asked = tuple(frontend_name(POOL, n) for n in range(1, len(fronts) + 1)) or tuple(workers)  # who gets requests
         self.folder = Path(tempfile.mkdtemp(prefix="sentinel-"))  # short enough for a unix socket
         self.version = 0
         self.url, self._admin = "", 0
@@ -98,14 +104,20 @@ class Front:
     async def spread(self, least: int) -> None:
         """Wait until each worker has that many requests: a breaker may still be half-open after what was done before."""
         async with asyncio.timeout(120):
-            while min([await self.in_flight(worker) for worker in self.workers]) < least:
+            while min([await self.in_flight(worker) for worker in self.asked]) < least:
                 await asyncio.sleep(0.2)
 
     async def _start(self) -> None:
         port, self._admin = _free(1), _free(self._processes)
         self.url = f"http://127.0.0.1:{port}"
         (self.folder / "keys").write_text(f"alice {digest(KEY)}\n", "utf-8")
-        workers = "".join(f'[[workers]]\nname = "{n}"\npool = "{POOL}"\nurl = "{u}"\n' for n, u in self.workers.items())
+        workers = "".join(
+            f'[[workers]]\nname = "{n}"\npool = "{POOL}"\nurl = "{u}"\nadapter = "{"dynamo" if self._dynamo else "vllm"}"\n'
+            for n, u in self.workers.items()
+        )
+        if self._dynamo:
+            first, *others = self._dynamo.every_frontend
+            workers += f'[dynamo]\ndiscovery = "{self._dynamo.discovery}"\nfrontend = "{first}"\nfrontends = {json.dumps(others)}\n'
         (self.folder / "gateway.toml").write_text(
             f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{self._admin}"\nkeys = "{self.folder}/keys"\n'
             f'processes = {self._processes}\ndrain = "10s"\n{self._more}\n'

@@ -40,7 +40,7 @@ async def trial(
 ) -> dict[str, Any]:
     """Do it, wait until what was under way has ended, and say what clients and counters saw."""
     await load.busy(load.streams * 4 // 5)
-    await front.spread(load.streams // (len(front.workers) * 2))
+    await front.spread(load.streams // (len(front.asked) * 2))
     before, moved, began = await front.counted(), await migrations(frontends()), monotonic()
     await fault()
     await load.turned()
@@ -72,10 +72,10 @@ class DynamoTrials:
         assert discovery
         self._adapter = DynamoAdapter(rig.settings, discovery, RigHands(rig), MemoryKeep(), rig.http)
         self._second = next(iter(rig.others))
-        self._name = next(name for name, url in front.workers.items() if url == self._second)
+        self._name = next((name for name, url in front.workers.items() if url == self._second), "")
 
     def frontends(self) -> list[str]:
-        return list(self._front.workers.values())
+        return [self._rig.frontend, *self._rig.others]
 
     async def worker_drained(self) -> None:
         """Out of discovery, idle, ended, started, proved, back: what the controller does."""

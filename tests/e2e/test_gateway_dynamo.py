@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -52,3 +53,15 @@ async def test_a_lost_frontend_costs_only_what_it_had_begun(dynamo: tuple[Dynamo
         told = await trial(dynamo[1], clients, getattr(trials, fault), migrates=False, frontends=trials.frontends)
     assert (told["could_have_been_saved"], told["failed_without_an_error"]) == (0, 0), json.dumps(told)
     assert told["retried"] > 0 and told["failed"] == told["broken_after_the_first_byte"] > 0, json.dumps(told)
+
+
+async def test_a_sites_frontends_stand_in_for_each_other(tmp_path: Path) -> None:
+    """Dynamo workers in the route table, two frontends in ``[dynamo]``: when one is killed the other takes its requests."""
+    async with rig(tmp_path, 4, mock_args=MOCKERS, front_env=MIGRATE) as made:
+        second = await made.another_frontend()
+        dynamo = msgspec.structs.replace(made.settings, frontends=(second,))
+        workers = {w.name: w.system_url for w in made.workers}
+        async with Front(workers, MODEL, more=PATIENCE, dynamo=dynamo) as front, load(front) as clients:
+            told = await trial(front, clients, DynamoTrials(made, front).frontend_killed, migrates=False)
+    assert (told["could_have_been_saved"], told["failed_without_an_error"]) == (0, 0), json.dumps(told)
+    assert told["failed"] == told["broken_after_the_first_byte"] > 0, json.dumps(told)
