@@ -54,7 +54,7 @@ def test_what_the_decider_says_has_changed_is_what_has() -> None:
     """Its word gives what comparing the tables gives, through evictions, returns, weights and another fleet."""
     world = World(rack(decoders=6, standby=2))
     for node in world.fleet.nodes[:3]:
-        world.report(node, world.xid(79, node, action=Action.REBOOT_NODE))
+        world.report(world.xid(79, node, action=Action.REBOOT_NODE))
         world.settle()
     world.ask("drain", "decode-4")
     world.settle()
