@@ -20,6 +20,7 @@ from sentinel.sim.stage import Stage, StageError
 from sentinel.sim.story import SIMULATED, Story
 from sentinel.sim.terminal import Screen, summary
 from sentinel.sim.timeline import Mark, Timeline
+from sentinel.store import StoreError
 
 WARM_UP_S = 0.7  # traffic flows this long before anything breaks
 LET_END_S = 6.0  # streams may end in this time when the scenario is over
@@ -60,7 +61,7 @@ class Show:
             await story.flow(WARM_UP_S)
             try:
                 await self._scenario.script(story)
-            except StageError as error:
+            except (StageError, StoreError) as error:
                 story.failed = f"the scenario broke off: {error}"
             await stage.traffic.stop(LET_END_S)
             story.gateways = told_by(await stage.gateways.counts())

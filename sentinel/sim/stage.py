@@ -40,7 +40,7 @@ from sentinel.testing.pagerduty import FakePagerDuty
 
 __all__ = ["Stage", "StageError"]
 
-START_S = 20.0  # until the controller leads, every node has reported, and every gateway serves
+START_S = 30.0  # until the controller leads, every node has reported, and every gateway serves
 
 
 class Stage(Asking):
@@ -130,7 +130,7 @@ class Stage(Asking):
         last = time.monotonic() + START_S
         for url in urls:
             while True:
-                with contextlib.suppress(aiohttp.ClientError):
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with self._http.get(f"{url}/health"):
                         break
                 if time.monotonic() > last:
@@ -248,19 +248,24 @@ class Stage(Asking):
 
     async def agent_urls(self) -> dict[str, str]:
         """Node → base URL of its agent's /metrics and /healthz, once every agent is up."""
-        while len(ports := (await self.rack("list"))["ports"]) < len(NODES):  # noqa: ASYNC110  (another process)
-            await asyncio.sleep(0.05)
+        while len(ports := {n: p for n, p in (await self.rack("list"))["ports"].items() if p}) < len(NODES):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # (another process)
         return {node: f"http://127.0.0.1:{port}" for node, port in ports.items()}
 
     async def agents_look(self) -> None:
         """Wait until every agent has looked at its workers once."""
-        for url in (await self.agent_urls()).values():
+        try:
             async with asyncio.timeout(START_S):
-                while not await self._has(f"{url}/metrics", 'sentinel_probe_success{probe="worker"} 1.0'):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+                await asyncio.gather(*(self._looked(f"{url}/metrics") for url in (await self.agent_urls()).values()))
+        except TimeoutError:
+            raise StageError(f"not every agent has looked at its workers within {START_S:g} s") from None
+
+    async def _looked(self, url: str) -> None:
+        while not await self._has(url, 'sentinel_probe_success{probe="worker"} 1.0'):  # noqa: ASYNC110  (another process)
+            await asyncio.sleep(0.1)
 
     async def _has(self, url: str, line: str) -> bool:
-        with contextlib.suppress(aiohttp.ClientError):
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._http.get(url) as answer:
                 return line in await answer.text()
         return False
