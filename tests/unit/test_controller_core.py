@@ -16,7 +16,7 @@ from sentinel.controller.journal import Journal, read_journal
 from sentinel.controller.leader import Lease, boottime
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
-from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Deroute, Done, Forget, Record, Reported, Tick
+from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Asked, Deroute, Done, Forget, Record, Reported, Tick
 from sentinel.model import Component, Drain, Finding, Fleet, Hold, Kind, Report, Response, Routes
 from sentinel.store import Store
 from sentinel.testing.control import RedisServer, until
@@ -156,6 +156,15 @@ class TestDurable:
         await asyncio.gather(first, second, third)
         assert (await bench.store.decisions.load()).holds == (last,)
         assert bench.decider.seen == ["ev-1", "ev-2", "ev-3"]
+
+    async def test_news_go_first_and_hold_nothing_up_for_ever(self, bench: Bench) -> None:
+        """News and people's words are decided before what the shell has to say, one of which is taken after each eight."""
+        told = [bench.core.submit(tick(n)) for n in (1, 2)]
+        told += [bench.core.submit(report(n)) for n in (1, 2)]
+        told += [bench.core.submit(Asked(id=f"ask-{n}", at=float(n), verb="undrain", target="w", by="ada")) for n in range(18)]
+        await asyncio.gather(*told)
+        asked = [f"ask-{n}" for n in range(18)]
+        assert bench.decider.seen == ["re-1", "re-2", *asked[:6], "ev-1", *asked[6:14], "ev-2", *asked[14:]]
 
     async def test_a_paused_store_delays_and_loses_nothing(self, bench: Bench, server: RedisServer) -> None:
         """While the store cannot tell, nothing is acknowledged and nothing begins; the same commit succeeds afterwards."""
