@@ -662,6 +662,18 @@ class TestPages:
         w.report(msgspec.structs.replace(line, component=msgspec.structs.replace(line.component, part="nvlink7")))
         assert out(w) == {"decode-r1t01"}
 
+    def test_what_heals_while_it_waits_calls_nobody(self) -> None:
+        """A link that is up again before the settling time is over drains and rings nothing."""
+        w = World(fleet())
+        confirmed(w, link(w, "r1t01", 0, 7))
+        w.pass_time(1)
+        fine = msgspec.structs.replace(link(w, "r1t01", 0, 7), present=False)
+        w.report(fine, fine)
+        w.pass_time(30)
+        assert w.pages == []
+        assert not w.decider.p.drains
+        assert w.open_incidents() == []
+
     def test_a_fact_waits_for_nothing(self) -> None:
         """A GPU off the bus beside a link of it that is down leaves in the same event."""
         w = World(fleet())

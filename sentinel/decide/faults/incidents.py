@@ -166,7 +166,7 @@ class Incidents:
             elif not self.settling(incident):
                 del self._asked[incident_id]
                 urgency, ask, found, fault, rule = waits
-                if not covered(incident):
+                if not covered(incident) and any(map(self.p.conditions.stands, incident.findings)):
                     self.page(incident, urgency, ask, found=found, fault=fault, rule=rule)
 
     def unask(self, incident: Incident) -> None:
