@@ -39,8 +39,8 @@ class BreakerView:
 
     def members(self, pools: Mapping[str, Iterable[str]], apart: Collection[str] = ()) -> None:
         """The workers in rotation, by pool: those whose share may be open, and whose breakers are looked after. ``apart``: of them,
-        those that prefill for the others. Their share is reckoned among themselves: a pool of two prefill workers and eight decoders
-        is lost with the two."""
+        those that prefill for the others. Their share is reckoned among themselves: a pool of two prefill workers and eight
+        decoders is lost with the two."""
         wanted = {worker: pool for pool, workers in pools.items() for worker in workers}
         for worker in self._copies.keys() - wanted.keys():
             del self._copies[worker]

@@ -67,6 +67,7 @@ class Prefill:
                     return self._second(one, decode, body)
                 self._say("a prefill failed", one.entry.worker, one.why, x)
             if last is None:
+                self._desk.meters.refused[decode.pool, x.tenant, "prefill"] += 1
                 raise ApiError(
                     503, f"no prefill worker of {x.ask.model!r} takes requests just now; try again", kind="server_error",
                     code="overloaded", retry_after_s=2.0,

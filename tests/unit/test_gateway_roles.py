@@ -76,6 +76,8 @@ async def test_a_prefill_that_fails_is_tried_elsewhere_and_what_it_says_of_the_r
         apart(site)
         async with site.post() as answer:
             assert answer.status == 503
+        counted = {name: n for name, n in (await site.metrics()).items() if "refused_total" in name and 'limit="prefill"' in name}
+        assert list(counted.values()) == [1.0]
         await site.free()
 
 
