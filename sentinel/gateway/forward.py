@@ -26,18 +26,17 @@ from sentinel.gateway.framing import Head
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
 from sentinel.gateway.guards import Outcome, Refusal
 from sentinel.gateway.incoming import MODELS, Incoming, receive
+from sentinel.gateway.order import Order
 from sentinel.gateway.prefill import Prefill
-from sentinel.gateway.routing import choose, idlest, keeper
 from sentinel.gateway.sessions import first_id, response_id
 from sentinel.gateway.stream import Relay
-from sentinel.model import Role, RouteEntry, Routes
+from sentinel.model import Role, RouteEntry
 
 if TYPE_CHECKING:
     from sentinel.gateway.desk import Desk
 
 log = structlog.get_logger(__name__)
 
-BUSY_S = 1.0  # for so long a worker that said 429 or 503, or took no connection, is the last to be asked
 SAY_S = 1.0
 
 
@@ -51,7 +50,7 @@ class Forward:
         self._first_s, self._answer_s, self._queue_s = float(s.first_byte), float(s.answer), float(s.queue)
         self._stall_s = float(s.stall)
         self._prefill = Prefill(desk, self._budget, self._first_s, self._say)
-        self._busy: dict[str, float] = {}  # worker → until when it is asked last
+        self._workers = Order(desk)
         self._said: dict[tuple[str, str], float] = {}  # worker, what → when it was said last
         self._unsaid: Counter[tuple[str, str]] = Counter()
 
@@ -85,7 +84,7 @@ class Forward:
         if over := await self._desk.guards.admission.enter(x.tenant):
             raise self._refused(x, over, 0)
         self._budget.earn()
-        order = await self._held(x, routes) or self._order(x, routes)
+        order = await self._workers.of(x, routes)
         attempt = await self._place(x, order, self._queue_s)
         outcome = "gone"
         try:
@@ -106,34 +105,6 @@ class Forward:
                 attempt.outcome = Outcome.IGNORED
             attempt.end()
             self._desk.meters.requests[attempt.pool, attempt.entry.worker, x.tenant, outcome] += 1
-
-    async def _held(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry] | None:
-        """The one worker that can go on from a response; None: the request names none, or nobody knows who has it."""
-        if not x.ask.previous:
-            return None
-        entry = keeper(routes, await self._desk.holders.of(x.tenant, x.ask.previous))
-        return iter((entry,)) if entry else None
-
-    def _order(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry]:
-        load = self._desk.guards.load
-        if not x.session:
-            order = idlest(routes, Role.DECODE, x.request_id.hex(), load)
-        else:
-            home = self._desk.homes.of(x.session)
-            order = choose(routes, Role.DECODE, x.session, load=load, home=home, goes_on=x.ask.goes_on)
-        return self._steered(order) if self._busy else order
-
-    def _steered(self, order: Iterator[RouteEntry]) -> Iterator[RouteEntry]:
-        """Whoever said that it is busy a moment ago comes last."""
-        now = time.monotonic()
-        self._busy = {worker: until for worker, until in self._busy.items() if until > now}
-        late = []
-        for entry in order:
-            if entry.worker in self._busy:
-                late.append(entry)
-            else:
-                yield entry
-        yield from late
 
     async def _place(self, x: Incoming, order: Iterator[RouteEntry], wait_s: float) -> Attempt:
         """A permit and a slot on the first worker of the order that gives both. Raises ApiError."""
@@ -205,7 +176,7 @@ class Forward:
         await attempt.begin(x, origin, self._desk.worker_key, patience, body=body)
         attempt.judge(out=self._desk.plan.out(worker))
         if attempt.outcome is Outcome.BUSY or attempt.trouble is Trouble.REFUSED:
-            self._busy[worker] = time.monotonic() + BUSY_S
+            self._workers.busy(worker)
 
     async def _another(self, x: Incoming, order: Iterator[RouteEntry], failed: Attempt) -> Attempt | None:
         """A second try elsewhere, if there is an elsewhere and the budget has one left."""
