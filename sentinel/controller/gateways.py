@@ -199,7 +199,6 @@ def _relay(s: Standing) -> Relay:
         why=s.why if s.state != "closed" or s.pin else "",
         hosts=tuple(s.hosts.split()) if s.state != "closed" else (),
         answers=s.volume > s.failed or s.wins > 0,
-        fails=s.failed > 0,
         pin=s.pin,
         pin_by=s.pin_by if s.pin else "",
         pin_until=round((s.now + s.pin_left) / 1000, 3) if s.pin else 0.0,

@@ -45,7 +45,7 @@ class Relays:
             most = int(BreakerSettings().max_share * len(members))
             if len(bad) > most:
                 panics.append(pool.name)
-            seen |= {name: Relay(worker=name, answers=name not in bad, fails=name in bad) for name in members}
+            seen |= {name: Relay(worker=name, answers=name not in bad) for name in members}
             seen |= {name: self._open(name) for name in bad[:most]}
         changed = [relay for name, relay in seen.items() if relay != self._told.get(name)]
         self._told |= seen
@@ -60,4 +60,4 @@ class Relays:
 
     def _open(self, worker: str) -> Relay:
         why = f"9 of 9 requests failed in 10 s, seen by {', '.join(self.hosts)}"
-        return Relay(worker=worker, breaker="open", why=why, hosts=self.hosts, fails=True)
+        return Relay(worker=worker, breaker="open", why=why, hosts=self.hosts)

@@ -16,7 +16,7 @@ WHY = "6 of 6 requests failed in 10 s, seen by g1, g2"
 
 
 def opened(worker: str = "decode-1", hosts: tuple[str, ...] = ("g1", "g2")) -> Relay:
-    return Relay(worker=worker, breaker="open", why=WHY, hosts=hosts, fails=True)
+    return Relay(worker=worker, breaker="open", why=WHY, hosts=hosts)
 
 
 def closed(worker: str = "decode-1", *, answers: bool = True) -> Relay:

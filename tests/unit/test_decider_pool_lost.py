@@ -9,7 +9,7 @@ from sentinel.model import Action, Component, Severity, Suspect
 from sentinel.testing.decisions import World, rack
 
 NODES = {f"decode-{n}": f"t{n + 2:02d}" for n in range(1, 9)}
-OPEN = [Relay(worker=w, breaker="open", why="6 of 6 failed, seen by g1, g2", hosts=("g1", "g2"), fails=True) for w in NODES][:4]
+OPEN = [Relay(worker=w, breaker="open", why="6 of 6 failed, seen by g1, g2", hosts=("g1", "g2")) for w in NODES][:4]
 
 CLOSED = [Relay(worker=r.worker, answers=True) for r in OPEN]
 

@@ -80,15 +80,14 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker as the gateways together see it. ``breaker``: one that is open and over its time counts as half-open, since the
-    next request is a probe. ``hosts``: those that saw what opened its breaker. ``answers``, ``fails``: whether any request to it
-    ended well, or failed, within the window. ``pin_until``: seconds since the epoch, by the store's clock."""
+    next request is a probe. ``hosts``: those that saw what opened its breaker. ``answers``: whether any request to it ended well
+    within the window. ``pin_until``: seconds since the epoch, by the store's clock."""
 
     worker: str
     breaker: Literal["closed", "open", "half_open"] = "closed"
     why: str = ""
     hosts: tuple[str, ...] = ()
     answers: bool = False
-    fails: bool = False
     pin: Literal["", "open", "closed"] = ""
     pin_by: str = ""
     pin_until: float = 0.0
