@@ -32,7 +32,7 @@ MIGRATE = {"DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "3"}  # unset, a frozen worke
 TOKENS = 200  # of a stream of vLLM's; a stream of the mockers' has 60
 # How long the gateway waits here: longer than a worker that is well takes on a machine that has too little CPU for all of them.
 PATIENCE = 'first_byte = "10s"\nanswer = "20s"\nstall = "6s"'
-PATIENCE_VLLM = 'first_byte = "15s"\nanswer = "30s"\nstall = "10s"'
+PATIENCE_VLLM = 'first_byte = "25s"\nanswer = "35s"\nstall = "10s"'
 
 
 async def trial(
@@ -154,7 +154,7 @@ class VllmTrials:
     async def engine_frozen(self) -> None:
         """SIGSTOP of the engine's processes: /health stays green (vLLM 0.32)."""
         self._server.signal(signal.SIGSTOP, engine=True)
-        await asyncio.sleep(40)
+        await asyncio.sleep(50)
         self._server.signal(signal.SIGCONT, engine=True)
 
     async def engine_killed(self) -> None:
