@@ -6,7 +6,8 @@ This module exists so that all gateways go by one truth. What always holds here:
 * Never more than the policy's share of a pool is open, tested with the opening itself; past that the pool is marked as in panic.
 * A half-open worker gets as many probes as the policy says, over all gateways together. Each is a lease: the probe of a holder
   that died is free again when its own lease ends, however often others ask meanwhile.
-* What a person or the controller pinned holds until it expires, whatever is reported; a person's pin is not the controller's to change.
+* What a person or the controller pinned holds until it expires, whatever is reported; a person's pin is not the controller's to
+  change.
 
 A worker without a record is closed, at version 0: so is every worker of a store that lost its data.
 """
