@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sentinel.decide.state.events import Reroute
-from sentinel.model import Action, DrainState, WorkerState, gpu_component
+from sentinel.model import Action, DrainState, Finding, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
 
-def remap(w: World, node: str, present: bool = True):
+def remap(w: World, node: str, present: bool = True) -> Finding:
     return w.state("gpu.row_remap_pending", gpu_component(node, PCIS[0]), present, action=Action.RESET_GPU)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.decide.rules.policy_file import default_policy_text
 from sentinel.decide.state.events import Repair
-from sentinel.model import Action, Fleet, Page, WorkerState, gpu_component
+from sentinel.model import Action, Finding, Fleet, Page, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
 SHIPPED = default_policy_text()
@@ -22,7 +22,7 @@ def large(decoders: int = 80) -> Fleet:
     return rack(decoders=decoders, floor=0.0)
 
 
-def remap(w: World, n: int, present: bool = True):
+def remap(w: World, n: int, present: bool = True) -> Finding:
     return w.state("gpu.row_remap_pending", gpu_component(f"t{n:02d}", PCIS[0]), present, action=Action.RESET_GPU)
 
 
