@@ -22,6 +22,7 @@ from sentinel.decide.faults.signs import Signs
 from sentinel.decide.faults.silence import Silence
 from sentinel.decide.faults.standing import Standing
 from sentinel.decide.faults.systemic import Systemic
+from sentinel.decide.hearing import Hearing
 from sentinel.decide.reload import take_policy
 from sentinel.decide.rules.policy import Policy, Rule
 from sentinel.decide.state import past
@@ -42,7 +43,7 @@ from sentinel.decide.state.events import (
 )
 from sentinel.decide.state.old import Old
 from sentinel.decide.state.past import Past
-from sentinel.decide.state.picture import ENDED, NodeView, Picture
+from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.planned import not_expected_up
 from sentinel.decide.supply.budget import Budget
 from sentinel.decide.supply.spare import Spare
@@ -57,7 +58,7 @@ from sentinel.decide.ways.people import People
 from sentinel.decide.ways.pins import Pins
 from sentinel.decide.ways.respond import Responses
 from sentinel.decide.ways.waiting import Waiting
-from sentinel.model import Component, Finding, Kind, Place, Report
+from sentinel.model import Component, Finding, Kind
 
 
 class Decider:
@@ -88,6 +89,7 @@ class Decider:
         self.pins = Pins(self.p, self.incidents, self.drains)
         self.people = People(self.p, self.drains, self.incidents, self.maintenance, self.pins)
         self.leaving = Leaving(self.p, self.incidents, self.drains)
+        self.hearing = Hearing(self.p, self.incidents, silence=self.silence, past=self.past, waiting=self.waiting)
         self.old = Old(self.p)
         self._restored = False
         self._owed: list[AnyInstruction] = []  # decided by an event that then failed: told with the next one
@@ -123,13 +125,13 @@ class Decider:
                 self.standing.look()
                 self._restored = True
             case Reported():
-                self._reported(event.report)
+                for finding in self.hearing.reported(event.report):
+                    self._found(finding)
             case Heard():
-                for node in event.nodes:
-                    self._heard(node)
-                    self._placed(node, None)
+                for finding in self.hearing.heard(event.nodes):
+                    self._found(finding)
             case Watched():
-                self._watched(event)
+                self.hearing.watched(event)
             case Relayed():
                 self.p.relays.fold(event)
                 for finding in self.failing.relayed():
@@ -165,63 +167,6 @@ class Decider:
         return self.waiting.workers("budget")
 
     # -- events -----------------------------------------------------------------------------------------------------
-
-    def _reported(self, report: Report) -> None:
-        node = report.node
-        view = self._heard(node)
-        if view.boot_id and report.boot_id and view.boot_id != report.boot_id:
-            self._rebooted(node)
-            self.p.topology.rebooted(node)
-        view.version = report.version or view.version
-        view.boot_id = report.boot_id or view.boot_id
-        view.clock_off_s = report.at - self.p.now
-        view.probes = report.probes or view.probes
-        self._placed(node, report.place)
-        learned = [self.p.learn_gpus(w.worker, node, w.gpus) for w in report.workers if w.gpus and self.p.may_run(w.worker, node)]
-        if any(learned):
-            self.waiting.take_up(node)
-        for finding in report.findings:
-            if not finding.present and not self.p.set_aside and self.p.conditions.get(finding.component, finding.check) is None:
-                continue  # it never was bad: nearly all of every snapshot
-            worker = finding.component.worker
-            # A node speaks for itself only, and of a worker only when it runs there.
-            if finding.component.node == node and (worker not in self.p.workers or self.p.may_run(worker, node)):
-                self._found(finding)
-        for found in self.past.judge(node, report.findings):
-            self._found(found)
-
-    def _heard(self, node: str) -> NodeView:
-        view = self.p.nodes.setdefault(node, NodeView(heard_at=self.p.now))
-        for fine in self.silence.heard(node):
-            self._found(fine)
-        view.heard_at, view.reported = self.p.now, True
-        return view
-
-    def _placed(self, node: str, place: Place | None) -> None:
-        for contradiction in self.p.topology.heard(node, place, self.p.now):
-            self._found(contradiction)
-
-    def _rebooted(self, node: str) -> None:
-        """Kernel events of the last boot are over; what is still wrong will be reported again."""
-        for incident in self.p.open_incidents():
-            mine = incident.findings and all(f.component.node == node and f.kind is Kind.EVENT for f in incident.findings)
-            if mine and all(d.state in ENDED for d in self.incidents.drains_of(incident)):
-                self.incidents.close(incident, f"{node} was rebooted")
-
-    def _watched(self, event: Watched) -> None:
-        view = self.p.view(event.worker)
-        if event.worker not in self.p.workers:
-            return
-        view.unanswered = view.unanswered + 1 if event.reachable is None else 0
-        if event.reachable is None:
-            return
-        view.reachable, view.looked_at = event.reachable, self.p.now
-        view.refused = 0 if event.reachable else view.refused + 1
-        seen = event.seen
-        if not event.reachable:
-            view.load = None
-        elif seen and (seen.running is not None or seen.waiting is not None):
-            view.load = (seen.running or 0) + (seen.waiting or 0)
 
     def _done(self, event: Done) -> None:
         if not self.p.ended(event.instruction):
