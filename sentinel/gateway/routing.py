@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import repeat
 
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 
@@ -41,27 +42,23 @@ def choose(
     routes: Routes, role: Role, session: str, *, load: Mapping[str, int] | None = None, home: str = "", goes_on: bool = False
 ) -> Iterator[RouteEntry]:
     """The same one by one: nothing is ranked before it is asked for, and most requests need only the first."""
-    serving = [(pool, [e for e in pool.workers if e.role in (role, Role.BOTH) and e.capacity > 0]) for pool in routes.pools]
-    stay = _stay([entries for _, entries in serving], home, load) if home else None
+    serving = [(pool, *_peers(pool, role)) for pool in routes.pools]
+    stay = _stay([keeping for _, _, keeping in serving], home, load) if home else None
     if stay:
         yield stay
     drawn = _draw(session)
     if len(serving) > 1:
         serving.sort(key=lambda p: _score(drawn, p[0].pool, p[0].weight), reverse=True)
-    for pool, entries in serving:
+    for pool, active, keeping in serving:
         if pool.weight <= 0:
             continue
         if goes_on and not home:
             goes_on = False  # only the pool that the session belongs to is asked
-            keeping = [e for e in entries if _keeps(e)]
-            best = max(keeping, key=lambda e: _score(drawn, e.worker, e.capacity), default=None)
-            if best and best.state is WorkerState.CORDONED and not _Over(keeping, load)(best):
+            best = next(keeping.ranked(drawn, None), None)
+            if best and best.state is WorkerState.CORDONED and not keeping.over(best.worker, keeping.total(load), load):
                 stay = best
                 yield best
-        active = [e for e in entries if e.state is WorkerState.ACTIVE]
-        over = _Over(active, load)
-        ranked = sorted(active, key=lambda e: (not over(e), _score(drawn, e.worker, e.capacity)), reverse=True)
-        yield from (e for e in ranked if stay is None or e.worker != stay.worker)
+        yield from (e for e in active.ranked(drawn, load) if stay is None or e.worker != stay.worker)
 
 
 def keeper(routes: Routes, worker: str) -> RouteEntry | None:
@@ -88,12 +85,12 @@ def shares(pools: Iterable[RoutePool]) -> dict[str, float]:
     return {name: weight / whole for name, weight in weights.items()}
 
 
-def _stay(serving: list[list[RouteEntry]], home: str, load: Mapping[str, int] | None) -> RouteEntry | None:
+def _stay(serving: Iterable[Peers], home: str, load: Mapping[str, int] | None) -> RouteEntry | None:
     """The worker that has the session, while it keeps its sessions and is within its bound."""
-    for entries in serving:
-        for entry in entries:
-            if entry.worker == home and _keeps(entry):
-                return None if load is not None and _Over([e for e in entries if _keeps(e)], load)(entry) else entry
+    for keeping in serving:
+        entry = keeping.by_name.get(home)
+        if entry:
+            return None if keeping.over(home, keeping.total(load), load) else entry
     return None
 
 
@@ -101,25 +98,67 @@ def _keeps(entry: RouteEntry) -> bool:
     return entry.state in (WorkerState.ACTIVE, WorkerState.CORDONED)
 
 
-class _Over:
-    """Whether one request more would take a worker past its bound among its peers."""
+class Peers:
+    """Workers of which one is chosen, with what choosing needs of them put together once: a pool may have a thousand."""
 
-    def __init__(self, peers: Sequence[RouteEntry], load: Mapping[str, int] | None) -> None:
-        self._load = load
-        if load is not None:
-            self._total = sum(load.get(e.worker, 0) for e in peers) + 1
-            self._capacity = sum(e.capacity for e in peers)
+    def __init__(self, entries: Sequence[RouteEntry]) -> None:
+        self.by_name = {e.worker: e for e in entries}
+        self._entries = entries
+        self._marks = [_name(e.worker) for e in entries]
+        self._worth = [e.capacity for e in entries]
+        self._alike = len(set(self._worth)) <= 1
+        self._whole = sum(self._worth)
 
-    def __call__(self, entry: RouteEntry) -> bool:
-        if self._load is None:
+    def total(self, load: Mapping[str, int] | None) -> int:
+        """What they have to do together, with one request more."""
+        return 1 if load is None else sum(map(load.get, self.by_name, repeat(0))) + 1
+
+    def over(self, worker: str, total: int, load: Mapping[str, int] | None) -> bool:
+        """Whether one request more would take a worker past its bound among its peers."""
+        if load is None:
             return False
-        share = entry.capacity / self._capacity
-        return self._load.get(entry.worker, 0) + 1 > math.ceil(BOUND * self._total * share)
+        return load.get(worker, 0) + 1 > math.ceil(BOUND * total * self.by_name[worker].capacity / self._whole)
+
+    def ranked(self, drawn: int, load: Mapping[str, int] | None) -> Iterator[RouteEntry]:
+        """The best for what was drawn first; those past their bound behind all others."""
+        mixed = [drawn * mark & _MASK for mark in self._marks]
+        score: list[float] = mixed if self._alike else list(map(_weighed, mixed, self._worth))  # type: ignore[assignment]
+        if not score:
+            return
+        total = self.total(load)
+        best = score.index(max(score))
+        first = self._entries[best]
+        late = [first] if self.over(first.worker, total, load) else []
+        if not late:
+            yield first
+        rest = sorted(range(len(score)), key=score.__getitem__, reverse=True)
+        for entry in (self._entries[n] for n in rest if n != best):
+            if self.over(entry.worker, total, load):
+                late.append(entry)
+            else:
+                yield entry
+        yield from late
+
+
+_made: dict[tuple[str, Role], tuple[tuple[RouteEntry, ...], Peers, Peers]] = {}  # (pool, role) → made of these rows
+
+
+def _peers(pool: RoutePool, role: Role) -> tuple[Peers, Peers]:
+    """(those that take new sessions, those that keep theirs), made anew when the pool's rows are other ones."""
+    rows, active, keeping = _made.get((pool.pool, role), ((), _NOBODY, _NOBODY))
+    if rows is not pool.workers:
+        fit = [e for e in pool.workers if e.role in (role, Role.BOTH) and e.capacity > 0 and _keeps(e)]
+        active, keeping = Peers([e for e in fit if e.state is WorkerState.ACTIVE]), Peers(fit)
+        _made[pool.pool, role] = pool.workers, active, keeping
+    return active, keeping
+
+
+_NOBODY = Peers(())
 
 
 @lru_cache(maxsize=65_536)
 def _name(name: str) -> int:
-    return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest())
+    return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) | 1
 
 
 def _draw(session: str) -> int:
@@ -127,14 +166,11 @@ def _draw(session: str) -> int:
 
 
 def _score(drawn: int, name: str, weight: float) -> float:
-    """Rendezvous score: the highest wins with a probability proportional to its weight (Schindelhauer, Schomaker 2005).
+    """Rendezvous score: the highest wins with a probability proportional to its weight (Schindelhauer, Schomaker 2005)."""
+    return _weighed(drawn * _name(name) & _MASK, weight) if weight > 0 else -math.inf
 
-    Session and name are hashed once each and mixed per pair (the finalizer of splitmix64, Steele, Lea, Flood 2014): with a
-    hundred workers, hashing each pair anew would be most of what a request costs here.
-    """
-    if weight <= 0:
-        return -math.inf
-    x = drawn ^ _name(name)
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return -weight / math.log((((x ^ (x >> 31)) >> 12) + 0.5) / 2**52)  # of a number in (0, 1), exactly
+
+def _weighed(mixed: int, weight: float) -> float:
+    """``mixed``: session and name, hashed once each, multiplied (multiply-shift hashing, Dietzfelbinger et al. 1997: the high
+    bits count). With a thousand workers, hashing each pair anew would be most of what a request costs here."""
+    return -weight / math.log(((mixed >> 12) + 0.5) / 2**52)  # of a number in (0, 1), exactly

@@ -119,3 +119,21 @@ def test_nowhere_is_an_empty_list_and_the_choice_is_the_same_everywhere() -> Non
     routes = Routes(version=3, pools=(pool("a", 0.5, S.ACTIVE, S.ACTIVE), pool("b", 0.5, S.ACTIVE)))
     read = msgspec.json.decode(msgspec.json.encode(routes), type=Routes)
     assert candidates(read, Role.DECODE, "s") == candidates(routes, Role.DECODE, "s")
+
+
+def test_the_sessions_of_a_worker_that_leaves_are_shared_by_all_others() -> None:
+    """Among forty alike each gets about its fortieth, and of one that leaves each of the others about a thirty-ninth."""
+    before = Routes(pools=(pool("a", 1.0, *[S.ACTIVE] * 40),))
+    after = Routes(pools=(pool("a", 1.0, S.OUT, *[S.ACTIVE] * 39),))
+    was = {n: first(before, f"user-{n}") for n in range(20_000)}
+    got = Counter(was.values())
+    assert min(got.values()) > 400 and max(got.values()) < 600
+    heirs = Counter(first(after, f"user-{n}") for n, worker in was.items() if worker == "a-0")
+    assert len(heirs) == 39 and max(heirs.values()) < 40
+
+
+def test_a_table_with_other_rows_is_another_table() -> None:
+    """What was put together for one version of a pool is not used for the next, also when it has the same name."""
+    for states in ([S.ACTIVE, S.OUT], [S.OUT, S.ACTIVE], [S.OUT, S.OUT]):
+        routes = Routes(pools=(pool("a", 1.0, *states),))
+        assert [e.worker for e in candidates(routes, Role.DECODE, "s")] == [f"a-{n}" for n, s in enumerate(states) if s is S.ACTIVE]
