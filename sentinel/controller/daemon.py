@@ -68,6 +68,7 @@ async def run(settings: Settings, config_path: Path) -> int:
                 scale=ScaleHook(own.scale_out) if own.scale_out else None,
             ),
             pager=build_pager(settings.paging, session, metrics.registry), runbooks=settings.paging.runbooks,
+            frontends=len(settings.dynamo.every_frontend),
         )  # fmt: skip
         await controller.start()
         stack.push_async_callback(controller.stop)

@@ -65,9 +65,12 @@ class GatewayWatch:
         new_id: Callable[[], str],
         clock: Callable[[], float],
         every: float = EVERY_S,
+        frontends: int = 1,
     ) -> None:
+        """``frontends``: how many Dynamo frontends the site has, each with a breaker of its own in every pool."""
         self._presences, self._records, self.version = presences, records, version
         self._feed, self._new_id, self._clock, self._every = feed, new_id, clock, every
+        self._frontends = range(1, max(1, frontends) + 1)
         self._pool_of: dict[str, str] = {}  # whom the gateways ask → pool
         self._turn = 0  # of PER_ROUND workers each
         self._told: dict[str, Relay] = {}  # those that are not as a worker nobody has told of is
@@ -89,8 +92,10 @@ class GatewayWatch:
     # -- for the decider ----------------------------------------------------------------------------------------------
 
     def follow(self, fleet: Fleet) -> None:
-        """Ask about these from now on: each worker, and in the place of those behind a Dynamo frontend the frontend itself."""
-        self._pool_of = {frontend_name(w.pool) if w.adapter == "dynamo" else w.name: w.pool for w in fleet.workers}
+        """Ask about these from now on: each worker, and in the place of those behind Dynamo frontends the frontends themselves."""
+        self._pool_of = {w.name: w.pool for w in fleet.workers if w.adapter != "dynamo"}
+        behind = dict.fromkeys(w.pool for w in fleet.workers if w.adapter == "dynamo")
+        self._pool_of |= {frontend_name(pool, number): pool for pool in behind for number in self._frontends}
         self._told = {name: relay for name, relay in self._told.items() if name in self._pool_of}
         self._panics = {pool: on for pool, on in self._panics.items() if pool in self._pool_of.values()}
 

@@ -63,15 +63,17 @@ class Controller:
         policy: str = "",
         runbooks: str = "",
         metrics: Metrics | None = None,
+        frontends: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``policy``: text of the rules, checked; the shipped ones when empty. ``runbooks``: base of the links in pages, ours when
-        empty. Raises ConfigError when a file is wrong."""
+        empty. ``frontends``: how many Dynamo frontends there are. Raises ConfigError when a file is wrong."""
         self.settings, self.fleet = settings, fleet
         self.name, self.url = settings.name, settings.advertise.rstrip("/")
         self._runbooks = runbooks.rstrip("/")
         self.decider = decider  # makes a fresh one for each leadership, which is then told the policy
         self.policy = policy or default_policy_text()
+        self._frontends = frontends
         self._store, self._serving, self._desk, self._pager, self._clock = store, serving, desk, pager, Steady(clock)
         self._metrics = metrics or Metrics()
         self._journal = Journal(settings.journal_dir, settings.journal_max_bytes)
@@ -178,7 +180,8 @@ class Controller:
             lease=lease, decider=self.decider(), fleet=self.fleet, policy=self.policy, store=self._store.decisions,
             serving=self._serving, desk=self._desk, pager=self._pager, journal=self._journal, metrics=self._metrics,
             tick=float(self.settings.tick), watch=float(self.settings.watch), runbooks=self._runbooks or f"{self.url}/runbooks",
-            clock=self._clock, gateways=partial(GatewayWatch, Gateways(self._store), BreakerRecords(self._store)),
+            clock=self._clock,
+            gateways=partial(GatewayWatch, Gateways(self._store), BreakerRecords(self._store), frontends=self._frontends),
             memory=self._memory[1] if self._memory and self._memory[0] == self._store.lease.before else None,
         )  # fmt: skip
         try:

@@ -37,7 +37,7 @@ class Ear:
         numbers = itertools.count()
         self.watch = GatewayWatch(
             self.presences, self.records, version=lambda: 7, feed=self._feed, new_id=lambda: f"ev-{next(numbers)}",
-            clock=lambda: 1000.0, every=0.1,
+            clock=lambda: 1000.0, every=0.1, frontends=2,
         )  # fmt: skip
         self.watch.follow(FLEET)
 
@@ -116,6 +116,17 @@ async def test_panic_is_told_by_pool_also_behind_a_frontend(ear: Ear) -> None:
         await ear.fails(name, "g1", "g2")
     await ear.records.failed("dyn.frontend", "dyn", [], "g1/1", version=0, fine=0, failed=9, draw=0.0)
     await until(lambda: ear.told and ear.told[-1].panics == ("dyn", "p"), "both are in panic")
+
+
+async def test_every_frontend_of_a_pool_is_told_of(ear: Ear) -> None:
+    """A site with two Dynamo frontends has two breakers in each pool, and hears of either."""
+    await ear.presences.obey("a1", "g1", 7, 30)
+    for host in ("g1", "g2"):
+        await ear.records.seen(f"{host}/1", [("dyn.frontend", 5, 0), ("dyn.frontend2", 0, 1)])
+    for host in ("g1", "g2"):
+        await ear.records.failed("dyn.frontend2", "dyn", ["dyn.frontend"], f"{host}/1", version=0, fine=0, failed=9, draw=0.0)
+    await until(lambda: ear.last("dyn.frontend2"), "the second is told of")
+    assert ear.last("dyn.frontend2").breaker == "open"
 
 
 async def test_pins(ear: Ear) -> None:
