@@ -66,14 +66,16 @@ class GatewayWatch:
         clock: Callable[[], float],
         every: float = EVERY_S,
         frontends: int = 1,
+        per_round: int = PER_ROUND,
     ) -> None:
         """``frontends``: how many Dynamo frontends the site has, each with a breaker of its own in every pool."""
         self._presences, self._records, self.version = presences, records, version
         self._feed, self._new_id, self._clock, self._every = feed, new_id, clock, every
         self._frontends = range(1, max(1, frontends) + 1)
         self._pool_of: dict[str, str] = {}  # whom the gateways ask → pool
-        self._turn = 0  # of PER_ROUND workers each
-        self._told: dict[str, Relay] = {}  # those that are not as a worker nobody has told of is
+        self._per_round = per_round
+        self._turn = 0  # of so many workers each
+        self._told: dict[str, Relay] = {}  # as they were told last: those of workers that left as well, since the decider keeps it too
         self._replicas: tuple[Replica, ...] | None = None  # as they were told last
         self._panics: dict[str, bool] = {}
         self._pushed: set[str] = set()
@@ -96,7 +98,6 @@ class GatewayWatch:
         self._pool_of = {w.name: w.pool for w in fleet.workers if w.adapter != "dynamo"}
         behind = dict.fromkeys(w.pool for w in fleet.workers if w.adapter == "dynamo")
         self._pool_of |= {frontend_name(pool, number): pool for pool in behind for number in self._frontends}
-        self._told = {name: relay for name, relay in self._told.items() if name in self._pool_of}
         self._panics = {pool: on for pool, on in self._panics.items() if pool in self._pool_of.values()}
 
     async def run(self) -> None:
@@ -150,10 +151,11 @@ class GatewayWatch:
                 await self._tell(at, (), [])
             return
         names = list(self._pool_of)
-        turns = max(1, -(-len(names) // PER_ROUND))
+        turns = max(1, -(-len(names) // self._per_round))
         self._turn = (self._turn + 1) % turns
-        self._pushed.clear()
-        await self._tell(at, replicas, await self._listing(names[self._turn :: turns]))
+        asked = names[self._turn :: turns]
+        self._pushed.difference_update(asked)  # whoever else was pushed is looked at right after this round
+        await self._tell(at, replicas, await self._listing(asked))
 
     async def _at_once(self) -> None:
         pushed, self._pushed = self._pushed & self._pool_of.keys(), set()

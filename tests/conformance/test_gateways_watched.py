@@ -109,6 +109,54 @@ async def test_a_transition_is_told_by_the_push(store_server: Any) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_push_before_a_round_that_asks_about_others_is_not_lost(store_server: Any) -> None:
+    """Of a fleet whose rounds take turns: what was pushed while the last look was told is looked at right after the next round."""
+    store = await store_server.open()
+    ear = Ear(store)
+    ear.watch = GatewayWatch(
+        ear.presences, ear.records, version=lambda: 7, feed=ear._feed, new_id=lambda: "ev", clock=lambda: 1000.0,
+        every=0.3, frontends=2, per_round=1,
+    )  # fmt: skip
+    ear.watch.follow(FLEET)  # six names, so that a round comes to each of them once in six
+    await ear.presences.obey("a1", "g1", 7, 60)
+    blocked: list[int] = []
+
+    async def feed(event: Relayed) -> list[AnyInstruction]:
+        ear.told.append(event)
+        if any(r.worker == "w1" and r.breaker == "open" for r in event.workers) and not blocked:
+            blocked.append(len(ear.told))
+            for late in ("w2", "w3", "w4"):
+                await ear.fails(late, "g1", "g2")
+            await asyncio.sleep(0.5)  # the time of the next round has come
+        return []
+
+    ear.watch._feed = feed
+    running = asyncio.create_task(ear.watch.run())
+    try:
+        await until(lambda: ear.told, "the first round")
+        await asyncio.sleep(0.1)
+        await ear.fails("w1", "g1", "g2")
+        await until(lambda: blocked, "the first is told of")
+        await until(lambda: len(ear.told) >= blocked[0] + 2, "a round, and what was pushed")
+        told = {r.worker for e in ear.told[blocked[0] : blocked[0] + 2] for r in e.workers}
+        assert told >= {"w2", "w3"}
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_worker_that_left_and_comes_again_is_told_of_as_it_is(ear: Ear) -> None:
+    """Whose breaker was told to be open when it left the configuration is told to be closed when it is there again."""
+    await ear.presences.obey("a1", "g1", 7, 30)
+    worker = FLEET.workers[0]
+    assert await ear.watch.pin(worker, "open", lasts_s=60, by=PINS_BY, why="evicted") == ""
+    await until(lambda: ear.last("w1"), "the pin is told of")
+    ear.watch.follow(Fleet(pools=FLEET.pools, workers=FLEET.workers[1:]))
+    assert await ear.watch.pin(worker, "", lasts_s=0, by=PINS_BY, why="back") == ""
+    ear.watch.follow(FLEET)
+    await until(lambda: ear.last("w1").pin == "", "it is told that nobody pins it")
+
+
 async def test_panic_is_told_by_pool_also_behind_a_frontend(ear: Ear) -> None:
     """A pool too many of whose workers fail, and one whose only way, the Dynamo frontend, does."""
     await ear.presences.obey("a1", "g1", 7, 30)
