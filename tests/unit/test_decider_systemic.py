@@ -194,3 +194,20 @@ def test_what_a_person_has_ended_does_not_ring_again_at_once() -> None:
     assert "systemic/gpu.thermal" not in calls(w)[len(rung) :]
     show(w, "gpu.thermal", "t09", "t10", "t11", "t12")
     assert "systemic/gpu.thermal" in calls(w)[len(rung) :]
+
+
+def test_what_was_reported_before_a_persons_word_may_be_judged_after_it() -> None:
+    """News go first: a report that arrived a moment before a person ended the incident, and waited, counts as one node."""
+    w = World(loose())
+    show(w, "gpu.thermal", *FIVE)
+    incident = next(i for i in w.open_incidents() if i.culprit == "fleet")
+    arrived, w.now = w.now + 1, w.now + 3
+    w.ask("resolve", incident.id)
+    w.now = arrived
+    show(w, "gpu.thermal", "t08")
+    assert not w.decider.systemic.checks()
+    show(w, "gpu.thermal", "t09", "t10", "t11")
+    assert not w.decider.systemic.checks()
+    show(w, "gpu.thermal", "t12")
+    show(w, "gpu.thermal", "t13")
+    assert w.decider.systemic.checks() == {"gpu.thermal"}

@@ -64,7 +64,8 @@ class Systemic:
         nodes = self._turned.setdefault(finding.check, {})
         nodes.pop(finding.component.node, None)  # the latest stands last, so that what is too old stands first
         nodes[finding.component.node] = self.p.now
-        since = max(self.p.now - self.p.policy.systemic.window, self._over_at(finding.check))
+        # What arrived before a person's word may be judged after it (news go first): then nothing is too old but what was before it.
+        since = min(self.p.now, max(self.p.now - self.p.policy.systemic.window, self._over_at(finding.check)))
         while nodes[first := next(iter(nodes))] < since:
             del nodes[first]
         if known:
