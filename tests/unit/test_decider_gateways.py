@@ -262,6 +262,23 @@ def test_a_persons_pin() -> None:
     assert "held open by ann" in w.decider.explain("decode-1")["now"]
 
 
+def test_what_a_person_unpins_stays_so_for_that_decision() -> None:
+    """A stop that is tried again, or more that is found meanwhile, pins nobody again whom a person has unpinned."""
+    w = World()
+    w.relayed()
+    w.outcomes = lambda effect: None if isinstance(effect, StopWorker) else True
+    w.report(w.xid(79, "t03"))
+    w.relayed(Relay(worker="decode-1", pin="open", pin_by="sentinel"))
+    w.pass_time(1)
+    w.ask("unpin", "decode-1")
+    w.relayed(Relay(worker="decode-1"))
+    w.report(w.xid(119, "t03"))
+    goes_on(w, 40)
+    drain = w.drain_of("decode-1")
+    assert drain is not None and drain.state is DrainState.STOPPING
+    assert pins(w) == [("decode-1", "open", "sentinel"), ("decode-1", "", "ann")]
+
+
 def test_a_hold_in_wins_over_an_open_breaker() -> None:
     """A worker that a person holds in is not drained for its breaker."""
     w = World()

@@ -4,8 +4,8 @@ This module exists so that no gateway has to learn from failing requests what wa
 
 * Whoever is stopped at once is pinned open with the decision, and unpinned with the one that gives it traffic again; a pin that
   was forgotten (another leader, a store that was away) is taken away as soon as it is seen.
-* A person's pin is never touched, either way; a pin of sentinel's ends by itself after ``LASTS_S``, since by then the route table
-  alone is enough.
+* A person's pin is never touched, either way, and what a person unpins is not pinned again for the same decision; a pin of
+  sentinel's ends by itself after ``LASTS_S``, since by then the route table alone is enough.
 * Without a gateway nothing is pinned. A worker behind a Dynamo frontend has no breaker of its own.
 """
 
@@ -31,6 +31,8 @@ class Pins:
         """At the end of every event: what it decided about workers that are stopped at once."""
         for drain in self.p.drains_recorded():
             if drain.response is not Response.EVICT or not self.p.relays.heard(self.p.now):
+                continue
+            if drain.since != self.p.now:  # only written about: a person may have unpinned it since it was decided
                 continue
             if drain.state in (DrainState.REQUESTED, DrainState.STOPPING):
                 self._pin(drain)
