@@ -75,7 +75,7 @@ class GatewayWatch:
         self._pool_of: dict[str, str] = {}  # whom the gateways ask → pool
         self._per_round = per_round
         self._turn = 0  # of so many workers each
-        self._told: dict[str, Relay] = {}  # as they were told last: those of workers that left as well, since the decider keeps it too
+        self._told: dict[str, Relay] = {}  # as they were told last; of those that left as well, since the decider keeps it
         self._replicas: tuple[Replica, ...] | None = None  # as they were told last
         self._panics: dict[str, bool] = {}
         self._pushed: set[str] = set()

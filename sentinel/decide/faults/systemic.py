@@ -64,7 +64,7 @@ class Systemic:
         nodes = self._turned.setdefault(finding.check, {})
         nodes.pop(finding.component.node, None)  # the latest stands last, so that what is too old stands first
         nodes[finding.component.node] = self.p.now
-        # What arrived before a person's word may be judged after it (news go first): then nothing is too old but what was before it.
+        # What arrived before a person ended it may be judged after that, since news go first: it counts itself.
         since = min(self.p.now, max(self.p.now - self.p.policy.systemic.window, self._over_at(finding.check)))
         while nodes[first := next(iter(nodes))] < since:
             del nodes[first]
