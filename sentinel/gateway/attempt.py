@@ -89,6 +89,13 @@ class Attempt:
             return self.trouble.value
         return "busy" if self.outcome is Outcome.BUSY else "status"
 
+    def make_room(self) -> None:
+        """It failed: its part of the limits is free, also for its own second try. The answer that it got may be the only one."""
+        connection = self.connection
+        if connection is not None and self.trouble is not None:
+            connection.abort()
+        self._guards.admission.release(self._slot)
+
     def end(self) -> None:
         if self._ended:
             return

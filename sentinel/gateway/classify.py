@@ -72,3 +72,7 @@ class Budget:
             return False
         self.left -= 1.0
         return True
+
+    def give_back(self) -> None:
+        """The try was not made."""
+        self.left = min(self._reserve, self.left + 1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,7 +29,7 @@ from sentinel.gateway.order import Order
 from sentinel.gateway.prefill import Prefill
 from sentinel.gateway.sessions import first_id, response_id
 from sentinel.gateway.stream import Relay
-from sentinel.model import Role, RouteEntry
+from sentinel.model import Role, RouteEntry, Routes
 
 if TYPE_CHECKING:
     from sentinel.gateway.desk import Desk
@@ -78,19 +77,17 @@ class Forward:
     # -- the way of one request ---------------------------------------------------------------------------------------
 
     async def _serve(self, x: Incoming, client: Client) -> Sent:
-        routes = self._desk.plan.pools(x.ask.model)
-        if routes is None:
+        if self._desk.plan.pools(x.ask.model) is None:
             raise ApiError(404, f"the model {x.ask.model[:200]!r} is not served here", code="model_not_found", param="model")
         if over := await self._desk.guards.admission.enter(x.tenant):
             raise self._refused(x, over, 0)
         self._budget.earn()
-        order = await self._workers.of(x, routes)
-        attempt = await self._place(x, order, self._queue_s)
+        attempt = await self._place(x)
         outcome = "gone"
         try:
             await self._begin(x, attempt)
             if attempt.outcome is not Outcome.FINE and not attempt.adopted:
-                other = await self._another(x, order, attempt)
+                other = await self._another(x, attempt)
                 if other is not None:
                     attempt.end()
                     attempt = other
@@ -106,14 +103,17 @@ class Forward:
             attempt.end()
             self._desk.meters.requests[attempt.pool, attempt.entry.worker, x.tenant, outcome] += 1
 
-    async def _place(self, x: Incoming, order: Iterator[RouteEntry], wait_s: float) -> Attempt:
-        """A permit and a slot on the first worker of the order that gives both. Raises ApiError."""
+    async def _place(self, x: Incoming, *, left_s: float | None = None, but: str = "") -> Attempt:
+        """A permit and a slot on the first worker of the table of now that gives both. ``left_s``: of the waiting. ``but``: the
+        one that failed. Raises ApiError."""
+        wait_s = self._queue_s if left_s is None else left_s
+        until = time.monotonic() + wait_s
         full: RouteEntry | None = None
         refusal: Refusal | None = None
         opened, without = 0, set[str]()
-        for entry in order:
+        for entry in await self._workers.of(x, self._desk.plan.pools(x.ask.model) or Routes()):
             pool = self._desk.plan.pool_of.get(entry.worker, "")
-            if pool in without:
+            if pool in without or entry.worker == but:
                 continue
             got = await self._try_place(x, entry, pool, 0.0)
             if isinstance(got, Attempt):
@@ -130,10 +130,13 @@ class Forward:
             got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), wait_s)
             if isinstance(got, Attempt):
                 return got
-            refusal = got or refusal
-        raise self._refused(x, refusal, opened)
+            if got is None:  # it is not to be had any more, but others may be
+                return await self._place(x, left_s=max(0.0, until - time.monotonic()), but=but)
+            refusal = got
+        raise self._refused(x, refusal, opened, counted=not but)
 
     async def _try_place(self, x: Incoming, entry: RouteEntry, pool: str, wait_s: float) -> Attempt | Refusal | None:
+        """None: its breaker is open, or it does not stand in the table any more as it did when it was chosen."""
         guards = self._desk.guards
         permit = await guards.breakers.permit(entry.worker)
         if permit is None:
@@ -146,9 +149,14 @@ class Forward:
         if isinstance(got, Refusal):
             guards.breakers.ended(permit, Outcome.IGNORED)
             return got
-        return Attempt(guards, entry, permit, got)
+        attempt = Attempt(guards, entry, permit, got)
+        left = self._desk.plan.state_of.get(entry.worker) is not entry.state
+        if left or not (permit.probe or guards.breakers.closed(entry.worker)):  # while this one waited: others may not wait for it
+            attempt.end()
+            return None
+        return attempt
 
-    def _refused(self, x: Incoming, refusal: Refusal | None, opened: int) -> ApiError:
+    def _refused(self, x: Incoming, refusal: Refusal | None, opened: int, *, counted: bool = True) -> ApiError:
         if refusal is not None:
             limit, why, after = refusal.limit, refusal.why, refusal.retry_after_s
         elif opened:
@@ -156,7 +164,7 @@ class Forward:
         else:
             limit, why, after = "none", f"no worker of {x.ask.model!r} takes requests just now; try again", 2.0
         pool = next(iter(self._desk.plan.names(x.ask.model)), "")
-        self._desk.meters.refused[pool, x.tenant, limit] += 1
+        self._desk.meters.refused[pool, x.tenant, limit] += counted
         if refusal is not None and refusal.never:
             return ApiError(400, f"{why} Ask for fewer.", code="too_many_tokens", param="max_tokens")
         if limit in ("tenant", "rate"):
@@ -178,21 +186,24 @@ class Forward:
         if attempt.outcome is Outcome.BUSY or attempt.trouble is Trouble.REFUSED:
             self._workers.busy(worker)
 
-    async def _another(self, x: Incoming, order: Iterator[RouteEntry], failed: Attempt) -> Attempt | None:
+    async def _another(self, x: Incoming, failed: Attempt) -> Attempt | None:
         """A second try elsewhere, if there is an elsewhere and the budget has one left."""
         meters, worker = self._desk.meters, failed.entry.worker
         self._say("a try failed", worker, failed.why, x)
         if not elsewhere(failed.outcome, failed.trouble):
             return None
-        if self._budget.left < 1.0:
+        if not self._budget.spend():
             meters.unretried["budget"] += 1
             return None
+        failed.make_room()
         try:
-            other = await self._place(x, order, 0.0)
-        except ApiError:
+            other = await self._place(x, but=worker)
+        except BaseException as error:
+            self._budget.give_back()
+            if not isinstance(error, ApiError):
+                raise
             meters.unretried["nowhere"] += 1
             return None
-        self._budget.spend()
         meters.retries[failed.pool, worker, failed.reason] += 1
         return other
 

@@ -80,7 +80,7 @@ class Prefill:
 
     async def _next(self, x: Incoming, order: Any, pool: str) -> Attempt | None:
         for entry in order:
-            if entry.role is Role.PREFILL:
+            if entry.role is Role.PREFILL and not self._desk.plan.out(entry.worker):  # by the table of now
                 permit = await self._desk.guards.breakers.permit(entry.worker)
                 if permit is not None:
                     return Attempt(self._desk.guards, entry, permit, Slot(id="", pool=pool, worker=entry.worker, tenant=x.tenant))

@@ -1,0 +1,149 @@
+"""Requests that wait or try again while the fleet changes: whom they may still be sent to, and what their first try leaves free."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from sentinel.durations import Duration
+from sentinel.gateway.alone import AloneBreakers, BreakerRules, Limits
+from sentinel.gateway.classify import Budget
+from sentinel.model import WorkerState
+from tests.gateway_site import Site
+
+FULL = Limits(worker=1)
+
+
+class Gate:
+    """Holds up the first answer of every worker until it is opened; what came after that gets ``later``, one after another."""
+
+    def __init__(self, site: Site, *later: int) -> None:
+        self._open = asyncio.Event()
+        self._held: set[str] = set()
+        self._later = list(later)
+        for stand in site.stands.values():
+            stand.handler = self._handle
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        if request.host not in self._held:
+            self._held.add(request.host)
+            await self._open.wait()
+            return web.json_response({"id": "held"})
+        return web.json_response({"id": "later"}, status=self._later.pop(0) if self._later else 200)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+async def status(site: Site, user: str) -> int:
+    async with site.post(user=user) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+async def waiting(site: Site, count: int) -> list[asyncio.Task[int]]:
+    """As many requests as there are workers, which they fill, and ``count`` more that wait for a place."""
+    tasks = [asyncio.create_task(status(site, f"{n}")) for n in range(len(site.stands) + count)]
+    while sum(len(stand.requests) for stand in site.stands.values()) < len(site.stands):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # the others are in line
+    return tasks
+
+
+async def test_who_waits_for_a_worker_that_leaves_goes_elsewhere() -> None:
+    """The table is obeyed by those who chose before it came: a drained worker gets nothing more, whatever comes free there."""
+    async with Site("a", "b", limits=FULL, queue=Duration(3.0)) as site:
+        for left, stays in (("a", "b"), ("b", "a")):
+            gate = Gate(site)
+            before = len(site.stands[left].requests)
+            tasks = await waiting(site, 3)
+            site.route(2, **{left: WorkerState.OUT})
+            gate.open()
+            assert await asyncio.gather(*tasks) == [200] * 5
+            assert len(site.stands[left].requests) == before + 1, "only what it had before"
+            assert len(site.stands[stays].requests) >= 4
+            site.route(2)
+            for stand in site.stands.values():
+                stand.requests.clear()
+        await site.free()
+
+
+async def test_who_waits_for_a_worker_that_is_cordoned_goes_elsewhere() -> None:
+    """A new session is not let in by a worker that keeps only those it has."""
+    async with Site("a", "b", limits=FULL, queue=Duration(3.0)) as site:
+        gate = Gate(site)
+        tasks = await waiting(site, 2)
+        site.route(2, a=WorkerState.CORDONED)
+        gate.open()
+        assert await asyncio.gather(*tasks) == [200] * 4
+        assert len(site.stands["a"].requests) == 1
+        await site.free()
+
+
+async def test_who_waits_for_a_worker_whose_breaker_opens_goes_elsewhere() -> None:
+    """What fails there ends in time for those behind it."""
+    breakers = AloneBreakers(BreakerRules(volume=1, open_s=60.0))
+    async with Site("a", "b", limits=FULL, queue=Duration(3.0), breakers=breakers) as site:
+        gate = Gate(site)
+        tasks = await waiting(site, 4)
+        sick = site.stands["a"]
+        await sick.stop()
+        gate.open()
+        assert await asyncio.gather(*tasks) == [200] * 6
+        assert breakers.states()["a"] == "open" and len(sick.requests) == 1
+        await site.free()
+
+
+@pytest.mark.parametrize("limits", [Limits(tenant=1), Limits(pool=1), FULL])
+async def test_a_second_try_has_the_place_of_the_first(limits: Limits) -> None:
+    """A limit that the request itself uses up does not keep it from being tried again."""
+    async with Site("a", "b", limits=limits) as site:
+        async with site.post(user="u") as answer:
+            home = str((await answer.json())["id"]).removeprefix("chatcmpl-")
+        site.stands[home].status = 500
+        assert await status(site, "u") == 200
+        await site.free()
+
+
+async def test_who_waited_is_tried_a_second_time() -> None:
+    """That every worker was full does not mean that every worker was asked."""
+    async with Site("a", "b", limits=FULL, queue=Duration(3.0)) as site:
+        gate = Gate(site, 500)
+        tasks = await waiting(site, 1)
+        gate.open()
+        assert await asyncio.gather(*tasks) == [200] * 3
+        metrics = await site.metrics()
+        assert metrics['sentinel_gateway_unretried_total{why="nowhere"}'] == 0
+        await site.free()
+
+
+async def test_a_failure_is_no_refusal() -> None:
+    """A worker without another one fails: that is counted as its failure, and not as a request that was not let in."""
+    async with Site("a") as site:
+        site.stands["a"].status = 500
+        assert await status(site, "u") == 500
+        metrics = await site.metrics()
+        assert metrics['sentinel_gateway_unretried_total{why="nowhere"}'] == 1
+        assert not any(count for name, count in metrics.items() if name.startswith("sentinel_gateway_refused_total"))
+
+
+async def test_a_second_try_that_finds_nobody_costs_nothing() -> None:
+    """The budget is for tries that are made; it is taken before anybody is waited for, so that no more are made than it has."""
+    budget = Budget(0.0, 1.0)
+    assert budget.spend() and not budget.spend()
+    budget.give_back()
+    assert budget.spend()
+    async with Site("a", "b", retry_reserve=1, retry_share=0.0) as site:
+        for stand in site.stands.values():
+            stand.status = 500
+        site.route(1, b=WorkerState.OUT)
+        for n in range(3):
+            assert await status(site, f"{n}") == 500
+        metrics = await site.metrics()
+        assert metrics['sentinel_gateway_unretried_total{why="nowhere"}'] == 3
+        site.route(1)
+        site.stands["b"].status = 200
+        site.stands["a"].requests.clear()
+        assert 200 in [await status(site, f"{n}") for n in range(8)]
