@@ -182,12 +182,13 @@ class LeaseAdmission:
                 return Refusal(limit=scope.kind, why=why, retry_after_s=RETRY_MAX_S, never=scope.sized)
         # While the store is slow the last answer stands; a limit of which it never said that it is used up is not known to be.
         known = now < short.short_until or (self.tenure.slow(now) and (self.tenure.away or short.short_until > 0))
+        known = known or 0 < short.limit <= short.cap  # all of it is here
         expected = short.wait(lane.tenant, amount, now) if known else None
         if self._waiting >= self._settings.queue or (known and (wait_s <= 0 or (expected or 0.0) > wait_s * HOPE)):
             return self._refusal(short if self._waiting < self._settings.queue else None, expected)
         deadline = now + max(wait_s, ASK_S)
         loop = asyncio.get_running_loop()
-        waiter = Waiter(lane, tokens, deadline, loop.create_future())
+        waiter = Waiter(lane, tokens, deadline, loop.create_future(), patient=wait_s > 0)
         waiter.timer = loop.call_later(deadline - now, self._expire, waiter)
         self._waiting += 1
         self._line_up(waiter, short, now)
@@ -288,6 +289,8 @@ class LeaseAdmission:
 
     def _prune(self, scope: Scope, now: float) -> None:
         """There is no more of it for now: whoever still waits for it waits for what ends here, and wants nothing else meanwhile."""
+        for waiter in [w for line in scope.queue.values() for w in line if not w.patient]:
+            self._refuse(waiter, scope, now)
         for tenant, line in list(scope.queue.items()):
             while line and (wait := scope.wait(tenant, 0, now)) is not None and wait > line[-1].deadline - now:
                 self._refuse(line[-1], scope, now)

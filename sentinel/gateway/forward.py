@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SAY_S = 1.0
+LOOK_S = 0.1  # for which even who may not wait looks for a place, where one worker after the other has to be asked about
 
 
 class Forward:
@@ -107,7 +108,7 @@ class Forward:
         """A permit and a slot on the first worker of the table of now that gives both. ``left_s``: of the waiting. ``but``: the
         one that failed. Raises ApiError."""
         wait_s = self._queue_s if left_s is None else left_s
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + (wait_s or LOOK_S)
         full: RouteEntry | None = None
         refusal: Refusal | None = None
         opened, without = 0, set[str]()
@@ -124,10 +125,11 @@ class Forward:
             full, refusal = full or entry, got
             if got.limit == "pool":
                 without.add(pool)
-            elif got.limit != "worker":
+            elif got.limit != "worker" or time.monotonic() > until:
                 break
         if full is not None and refusal is not None and wait_s > 0 and refusal.limit != "fenced":
-            got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), wait_s)
+            left_s = max(0.0, until - time.monotonic())
+            got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), left_s)
             if isinstance(got, Attempt):
                 return got
             if got is None:  # it is not to be had any more, but others may be

@@ -20,12 +20,15 @@ IDLE_S = 1.0  # a limit that nobody used for this long holds nothing ready
 
 
 class Waiter:
-    """A request that is not admitted yet. ``deadline``: monotonic seconds."""
+    """A request that is not admitted yet. ``deadline``: monotonic seconds. ``patient``: it waits for what ends here, too, not only
+    for the store's word."""
 
-    __slots__ = ("claims", "deadline", "future", "lane", "scope", "timer", "tokens")
+    __slots__ = ("claims", "deadline", "future", "lane", "patient", "scope", "timer", "tokens")
 
-    def __init__(self, lane: Lane, tokens: int, deadline: float, future: asyncio.Future[Slot | Refusal]) -> None:
-        self.lane, self.tokens, self.deadline, self.future = lane, tokens, deadline, future
+    def __init__(
+        self, lane: Lane, tokens: int, deadline: float, future: asyncio.Future[Slot | Refusal], *, patient: bool
+    ) -> None:
+        self.lane, self.tokens, self.deadline, self.future, self.patient = lane, tokens, deadline, future, patient
         self.scope: Scope | None = None  # in whose queue it is
         self.claims: tuple[Scope, ...] = ()  # the limits of which the store hears that this one wants some
         self.timer: asyncio.TimerHandle | None = None

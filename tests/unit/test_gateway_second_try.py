@@ -8,9 +8,10 @@ import pytest
 from aiohttp import web
 
 from sentinel.durations import Duration
-from sentinel.gateway.alone import AloneBreakers, BreakerRules, Limits
+from sentinel.gateway.alone import AloneAdmission, AloneBreakers, BreakerRules, Limits
 from sentinel.gateway.classify import Budget
-from sentinel.model import WorkerState
+from sentinel.gateway.guards import Refusal, Slot
+from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from tests.gateway_site import Site
 
 FULL = Limits(worker=1)
@@ -147,3 +148,27 @@ async def test_a_second_try_that_finds_nobody_costs_nothing() -> None:
         site.stands["b"].status = 200
         site.stands["a"].requests.clear()
         assert 200 in [await status(site, f"{n}") for n in range(8)]
+
+
+class Slow(AloneAdmission):
+    """Takes a while to say that a worker is full, as a store does that is asked about each."""
+
+    asked = 0
+
+    async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
+        self.asked += 1
+        await asyncio.sleep(0.02)
+        return Refusal(limit="worker", why="full", retry_after_s=1.0)
+
+
+@pytest.mark.parametrize("queue", [0.0, 0.2])
+async def test_looking_for_a_place_is_waiting(queue: float) -> None:
+    """However many workers are full, a request is told so when its time to wait is over."""
+    admission = Slow()
+    async with Site("a", admission=admission, queue=Duration(queue)) as site:  # type: ignore[arg-type]
+        url = site.stands["a"].url
+        rows = tuple(RouteEntry(worker=f"w{n}", url=url, role=Role.BOTH, state=WorkerState.ACTIVE) for n in range(500))
+        site.gateway.obey(Routes(version=2, pools=(RoutePool(pool="p", weight=1.0, workers=rows),)))
+        async with site.post() as answer:
+            assert answer.status == 503 and "Retry-After" in answer.headers
+        assert 1 < admission.asked < 100
