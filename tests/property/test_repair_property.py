@@ -138,8 +138,8 @@ class Work(Walk):
         w.held, w.outcomes = (lambda effect: False), (lambda effect: True)
         w.reload(self.whole)
         w.settle()
-        for target in list(w.decider.p.holds):
-            w.ask("release", target)
+        while w.decider.p.holds:  # below one there may be another
+            w.ask("release", next(iter(w.decider.p.holds)))
         for _ in range(3):
             for node in NODES:
                 w.boots[node] = w.boots.get(node, 0) + 1

@@ -372,6 +372,19 @@ class TestItsEnd:
         w.pass_time(10)
         assert w.state_of("decode-1") is WorkerState.ACTIVE
 
+    def test_undrain_takes_back_a_drain_said_meanwhile(self) -> None:
+        """Drained by a person and undrained again while the work goes on: back when it ends, without a second word."""
+        w = World()
+        maintain(w)
+        w.pass_time(5)
+        w.ask("drain", "decode-1")
+        w.ask("undrain", "decode-1")
+        w.pass_time(10)
+        assert w.state_of("decode-1") is WorkerState.OUT
+        ended(w)
+        w.pass_time(10)
+        assert w.state_of("decode-1") is WorkerState.ACTIVE
+
     def test_release_ends_it_as_well(self) -> None:
         """Lifting the hold that a window is brings back what left for it."""
         w = World()
