@@ -114,7 +114,8 @@ async def test_guards_through_a_failover(fleet: tuple[RedisPair, list[Replica]],
     pair.kill(old)
     await until(lambda: all(r.away for r in replicas))
     while any(r.away for r in replicas):
-        assert not any(r.breakers.closed("w1") for r in replicas)
+        # Who hears a new primary that knows nothing has its breakers' word, too, and may have it before its admission's.
+        assert loses or not any(r.breakers.closed("w1") for r in replicas)
         await rush()
         if loses and len(c.slots) == SHARE:
             await pair.appoint(new)
