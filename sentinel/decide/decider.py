@@ -58,6 +58,7 @@ from sentinel.decide.ways.people import People
 from sentinel.decide.ways.pins import Pins
 from sentinel.decide.ways.respond import Responses
 from sentinel.decide.ways.waiting import Waiting
+from sentinel.decide.ways.yielding import Yielding
 from sentinel.model import Component, Finding, Kind
 
 
@@ -77,6 +78,7 @@ class Decider:
         self.capacity = Capacity(self.p, self.drains)
         self.budget = Budget(self.p, self.capacity.table, self.capacity.needs)
         self.ease = Ease(self.p, self.incidents, self.drains)
+        self.yielding = Yielding(self.p, self.drains, waiting=self.waiting, budget=self.budget)
         modes = Modes(self.p, self.incidents, self.waiting)
         self.responses = Responses(
             self.p, self.incidents, self.drains, waiting=self.waiting, budget=self.budget, modes=modes, ease=self.ease
@@ -145,6 +147,7 @@ class Decider:
             case Tick():
                 self._tick()
         if self._restored and (self.capacity.stale or isinstance(event, Tick)):
+            self.yielding.settle()
             self.capacity.refresh()
         self.pins.settle()
 

@@ -10,9 +10,9 @@ from hypothesis.stateful import initialize, invariant, rule
 from sentinel.decide.decider import Decider
 from sentinel.decide.rules.policy import Policy
 from sentinel.decide.rules.policy_file import default_policy
-from sentinel.decide.state.events import AnyEvent, AnyInstruction, Record
+from sentinel.decide.state.events import AnyEvent, AnyInstruction, AwaitIdle, Record
 from sentinel.decide.supply.worth import NEAR, roles_of, survey, worth
-from sentinel.model import Action, Drain, Fleet, Pool, Response, Role, Severity, Worker, gpu_component
+from sentinel.model import Action, Drain, DrainState, Fleet, Pool, Response, Role, Severity, Worker, gpu_component
 from sentinel.testing.decisions import PCIS, World
 from tests.property.walk import Walk
 
@@ -113,6 +113,15 @@ class Doubt(Walk):
     def fact(self, who: str) -> None:
         self.world.report(self.world.xid(79, f"n-{who}", action=Action.REBOOT_NODE))
 
+    @rule(first=st.integers(1, 8), most=st.integers(1, 6), wait=st.booleans())
+    def doubt_and_then_facts(self, first: int, most: int, wait: bool) -> None:
+        """One decoder leaves on doubt, perhaps as far as its requests in flight, while others die one by one."""
+        self.world.held = lambda effect: isinstance(effect, AwaitIdle) if wait else True
+        self.doubt(f"d{first}", True, 0.9)
+        for n in range(most):
+            self.fact(f"d{(first + n) % 8 + 1}")
+            self.doubt_gives_way_to_facts()
+
     @rule(who=st.sampled_from(NAMES))
     def frozen(self, who: str) -> None:
         where = msgspec.structs.replace(gpu_component(f"n-{who}", PCIS[0]), device=f"worker@{who}")
@@ -147,6 +156,21 @@ class Doubt(Walk):
             mine = [w for w in p.workers.values() if w.pool == "main" and role in roles_of(w)]
             out = [w for w in mine if (d := p.open_drain(w.name)) and d.doubtful]
             assert sum(worth(p.pools["main"], w) for w in out) <= self.share * total + NEAR
+
+    @invariant()
+    def doubt_gives_way_to_facts(self) -> None:
+        """Whatever dies, no drain on doubt that could still be called off stands while its role gives less than the floor."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for name, standing in survey(p).items():
+            line = p.pools[name].floor * standing.whole
+            for drain in p.open_drains():
+                worker = p.workers[drain.worker]
+                begins = drain.state in (DrainState.REQUESTED, DrainState.DEROUTED) and drain.response is Response.DRAIN
+                if worker.pool == name and begins and drain.doubtful and drain.by == "sentinel":
+                    for role in roles_of(worker):
+                        assert role not in standing.total or standing.ready.get(role, 0.0) >= line - NEAR, drain.worker
 
     @invariant()
     def the_sums_are_those_of_a_fresh_count(self) -> None:

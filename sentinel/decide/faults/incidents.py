@@ -27,6 +27,7 @@ from sentinel.model import Action, Component, Drain, Finding, Incident, Kind, Pa
 
 _FINDINGS = 20  # kept per incident: the first five and the latest
 _LOUDER = list(Urgency).index
+GIVEN_BACK = "given back"  # step of a drain: it was called off, and what asked for it still does
 
 
 def culprit_of(finding: Finding) -> str:
@@ -237,10 +238,10 @@ class Incidents:
         ``among``: all drains by incident and by worker (``by_place``), where many incidents are asked about.
         """
         among = by_place(self.p.drains.values()) if among is None else among
-        own = list(among.get(incident.id, ()))
+        own = [d for d in among.get(incident.id, ()) if not _called_off(d)]
         if not self.demands(incident):
             return own
-        others = (d for name in incident.victims for d in among.get(f"worker:{name}", ()))
+        others = (d for name in incident.victims for d in among.get(f"worker:{name}", ()) if not _called_off(d))
         return own + [
             d for d in others
             if d.incident != incident.id and d.kind == "drain" and (d.state not in ENDED or d.since >= incident.opened_at)
@@ -285,6 +286,11 @@ class Incidents:
             elif not self.p.conditions.clean_since(f.component, f.check, f.kind, incident.opened_at):
                 return ""
         return "repaired, verified and back" if returned else "no longer reported"
+
+
+def _called_off(drain: Drain) -> bool:
+    """Whether it ended without having taken anybody out, since facts left the pool too little."""
+    return drain.state in ENDED and not drain.verified and any(s.what == GIVEN_BACK for s in drain.history[-5:])
 
 
 def by_place(drains: Iterable[Drain]) -> dict[str, list[Drain]]:

@@ -2,8 +2,9 @@
 
 What always holds: a drain that is budgeted never takes a role of a pool below its floor, never more than a share of the role
 at once, no second worker of an NVLink domain past its share, never more than the configured number per window; a drain of what is
-already dead is never held back; who is on the way back counts as back once whatever routes to it has said so; and what is held back
-is said in one sentence with what would unblock it.
+already dead is never held back, and where such leave a role below the floor a drain on doubt yields (``ways/yielding``); who is on
+the way back counts as back once whatever routes to it has said so; and what is held back is said in one sentence with what would
+unblock it.
 
 The floor is a share of what the pool can carry. A role that has more than the other one can use (the surplus of a pool off its
 prefill:decode ratio) may give that much more, but only where its demand is measured and leaves it idle: a ratio that is
@@ -41,6 +42,16 @@ class Budget:
             if why:
                 return why
         return self._count(pool, worker, keeps) or self._domain(pool, worker, keeps)
+
+    def short(self, pool: Pool, role: Role) -> str:
+        """Why this role gives less now than the floor of what the pool can carry; "" while it does not. Demand is not asked: a new
+        leader has not measured any yet, and nobody is given back because of that."""
+        standing, ready = self.table.standing(pool.name), self.table.ready[pool.name, role]
+        line = pool.floor * standing.whole
+        if role not in standing.total or ready >= line - NEAR:
+            return ""
+        kept = f"pool {pool.name} keeps {ready:g} of {standing.total[role]:g} {role.value} capacity"
+        return f"{kept}, below its floor of {pool.floor:.0%} of {standing.whole:g} sessions ({line:g})"
 
     def _floor(self, pool: Pool, role: Role, worker: Worker, keeps: float) -> str:
         total = self._total(pool, role)

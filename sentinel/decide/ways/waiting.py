@@ -20,7 +20,7 @@ from sentinel.decide.rules.policy import Mode, Rule
 from sentinel.decide.state.mode import mode_of
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.supply.pace import Pace
-from sentinel.model import Finding, Hold, Incident, Response, Urgency, Worker
+from sentinel.model import DrainState, Finding, Hold, Incident, Response, Urgency, Worker
 
 PATIENCE_S = 300.0  # a turn comes within seconds; when it has not by then, what is configured does not fit what happens
 
@@ -61,6 +61,14 @@ class Waiting:
         incident = self.incidents.note(incident, "held back", f"{worker.name}: {blocked}", rule="budget")
         urgency = rule.page if rule.page in (Urgency.ERROR, Urgency.CRITICAL) else Urgency.ERROR.value
         self.incidents.page(incident, urgency, f"budget-blocked: {blocked}", rule=rule)
+
+    def given_back(self, worker: Worker, why: str) -> None:
+        """A drain of it on doubt was called off for the budget's sake: what asked for it is kept in."""
+        for incident in self.incidents.about(worker.name, eases=True):
+            asking = (d for d in self.incidents.demands(incident) if worker in self.p.touching(d[0].component))
+            finding, rule = next(((f, r) for f, r in asking if self.p.conditions.stands(f)), (None, None))
+            if finding is not None and rule is not None:
+                self.budget(incident, rule, finding, worker, why)
 
     def hold(self, incident: Incident, rule: Rule, finding: Finding, worker: Worker, hold: Hold) -> None:
         """A person keeps it in."""
@@ -118,6 +126,8 @@ class Waiting:
                     del self._kept[incident_id, name]  # it has moved away
             elif unheard(self.p, kept.finding):
                 continue
+            elif kept.why == "budget" and (own := self.p.open_drain(name)) and own.state is DrainState.RETURNING:
+                continue  # given back, and not there yet
             elif kept.why == mode_of(self.p.policy, kept.rule).value and not self.p.open_drain(name):
                 continue  # said once already
             elif kept.why == "pace":
