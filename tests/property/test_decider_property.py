@@ -10,7 +10,17 @@ from hypothesis.stateful import initialize, invariant, rule
 from sentinel.decide.decider import Decider
 from sentinel.decide.rules.policy import Mode
 from sentinel.decide.rules.policy_file import default_policy_text, load_policy
-from sentinel.decide.state.events import AnyEvent, AnyInstruction, PolicyLoaded, Record, Repair, Reroute, StartWorker, StopWorker
+from sentinel.decide.state.events import (
+    AnyEvent,
+    AnyInstruction,
+    PolicyLoaded,
+    Record,
+    Repair,
+    Reroute,
+    SendPage,
+    StartWorker,
+    StopWorker,
+)
 from sentinel.decide.state.moves import MOVES, gentle
 from sentinel.decide.state.picture import ENDED, effect_key
 from sentinel.decide.state.planned import known_to
@@ -148,8 +158,8 @@ class Fleet(Walk):
         w.use_policy(default_policy_text())
         w.reload(self.whole)
         w.pass_time(20)
-        for hold in list(w.decider.p.holds):
-            w.ask("release", hold)
+        while w.decider.p.holds:  # below one there may be another
+            w.ask("release", next(iter(w.decider.p.holds)))
         for _ in range(3):  # what a hold kept in is taken out when it is released, and what is out waits for a person
             for where in [c.finding.component for c in w.decider.p.conditions.present()]:
                 fine = [w.state(c.finding.check, where, False) for c in w.decider.p.conditions.under(where)]
@@ -277,10 +287,10 @@ class Fleet(Walk):
         if not hasattr(self, "world"):
             return
         calling: set[str] = set()
-        for page in self.world.pages:
-            if page.event == "resolve":
+        for page, ok in ((e.page, ok) for e, ok in self.world.told if isinstance(e, SendPage)):
+            if page.event == "resolve":  # also one that nobody took: sentinel has done its part
                 calling.discard(page.dedup_key)
-            elif page.event == "trigger" and not page.details.get("update"):
+            elif ok and page.event == "trigger" and not page.details.get("update"):
                 assert page.dedup_key not in calling, page
                 calling.add(page.dedup_key)
 

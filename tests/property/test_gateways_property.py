@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.state.events import AnyEvent, AnyInstruction, PinBreaker, PolicyLoaded, Record, Relay, StopWorker
+from sentinel.decide.state.events import (
+    AnyEvent,
+    AnyInstruction,
+    PinBreaker,
+    PolicyLoaded,
+    Record,
+    Relay,
+    SendPage,
+    StopWorker,
+)
 from sentinel.decide.state.relayed import FAILING
 from sentinel.model import Action, Component, Drain, Severity, Suspect
 from sentinel.testing.decisions import World, rack
@@ -140,10 +149,10 @@ class Gateways(Walk):
         if not hasattr(self, "world"):
             return
         calling: set[str] = set()
-        for page in self.world.pages:
-            if page.event == "resolve":
+        for page, ok in ((e.page, ok) for e, ok in self.world.told if isinstance(e, SendPage)):
+            if page.event == "resolve":  # also one that nobody took: sentinel has done its part
                 calling.discard(page.dedup_key)
-            elif page.event == "trigger" and not page.details.get("update"):
+            elif ok and page.event == "trigger" and not page.details.get("update"):
                 assert page.dedup_key not in calling, page
                 calling.add(page.dedup_key)
 
