@@ -2,7 +2,8 @@
 
 This module exists because a stream's head, and in /v1/responses its first events, come before the engine has done anything: what
 follows may still be silence or an error, and as long as nothing was shown to the client the request can be saved. What always
-holds: an event that is neither an announcement nor an error is an answer, and so is whatever cannot be read.
+holds: an event that is neither an announcement nor an error is an answer, and so is whatever cannot be read, or announces for ever:
+what is held back is short.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sentinel.gateway.framing import EVENT_MAX, Body, Garbled, Head
 
 # vLLM 0.32 writes these as soon as it has read the request (its entrypoints/openai/responses); the others are OpenAI's own.
 _ANNOUNCED = (b"event: response.created", b"event: response.queued", b"event: response.in_progress")
+_ANNOUNCED_MAX = 8  # more than there are kinds; each further piece would be read with all that came before it
 _TOLD = (b'data: {"error"', b"event: error")
 _WORTH_A_LOOK = (*_ANNOUNCED, *_TOLD)
 
@@ -33,7 +35,9 @@ def opening(head: Head, early: bytes) -> int | None:
         rest = body.feed(early)
     except Garbled:
         return 0
-    while rest:
+    for _ in range(_ANNOUNCED_MAX):
+        if not rest:
+            break
         if len(rest) > EVENT_MAX or not any(rest.startswith(word[: len(rest)]) for word in _WORTH_A_LOOK):
             return 0
         event, end, rest = rest.partition(b"\r\n\r\n" if b"\r\n" in rest else b"\n\n")
@@ -41,6 +45,8 @@ def opening(head: Head, early: bytes) -> int | None:
             return status_told(event)
         if not end:
             break
+    else:
+        return 0
     return 0 if body.done else None
 
 

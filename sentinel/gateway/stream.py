@@ -91,10 +91,10 @@ class Relay:
         if self._client.writing_paused:
             self.hold()
         early = self._connection.take(self)
-        if self._body.done:
-            self._end(None)
-        elif early:
+        if early:
             self.data_received(early)
+        elif self._body.done:
+            self._end(None)
         if self._connection.closed and not self.ended.done():  # between the last byte and now
             self.lost(self._connection.error)
 

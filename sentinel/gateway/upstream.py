@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
     def done(self) -> None:
         """The answer is complete: keep the connection if it may be kept."""
         self.taker = None
-        if self.head is not None and self.head.keep and not self.closed and not self._early:
+        if self.head is not None and self.head.keep and not (self.closed or self._early or self.origin.left):
             self.transport.set_protocol(self)
             self.used = True
             self.idle_since = time.monotonic()
@@ -199,6 +199,7 @@ class Origin:
         self.host = parts.netloc.rpartition("@")[2].encode()
         self._connect_s, self._idle_s = connect_s, idle_s
         self.idle: list[Connection] = []
+        self.left = False  # nobody is sent there any more
 
     async def connection(self, *, fresh: bool = False) -> Connection:
         """An idle connection, the one used last, or a new one. Raises Broken."""
@@ -231,6 +232,8 @@ class Origin:
             self.forget(kept)
 
     def close(self) -> None:
+        """Keep no connection from now on; what is in flight goes on."""
+        self.left = True
         for kept in tuple(self.idle):
             kept.abort()
         self.idle.clear()
