@@ -7,6 +7,8 @@ whose answer was not read to its end is closed, so that the worker stops computi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sentinel.gateway.classify import Trouble, of_status, of_trouble
 from sentinel.gateway.framing import Head
 from sentinel.gateway.guards import Admission, Breakers, Outcome, Permit, Slot
@@ -18,10 +20,11 @@ _STALE = (Trouble.RESET, Trouble.EARLY)
 
 
 class Guards:
-    """What every try passes, and what this gateway itself has in flight per worker."""
+    """What every try passes, and what this gateway itself has in flight per worker. ``out``: of a worker, by the
+    table of now."""
 
-    def __init__(self, breakers: Breakers, admission: Admission) -> None:
-        self.breakers, self.admission = breakers, admission
+    def __init__(self, breakers: Breakers, admission: Admission, out: Callable[[str], bool]) -> None:
+        self.breakers, self.admission, self.out = breakers, admission, out
         self.load: dict[str, int] = {}
 
 
@@ -49,6 +52,8 @@ class Attempt:
         head = x.head(origin.host, origin.path, key, len(body))
         try:
             self.connection = await origin.connection()
+            if self._guards.out(self.entry.worker):  # while it was connected: nobody sends by an old table
+                raise Broken(Trouble.REFUSED, "it left rotation before it was asked")
             try:
                 self.head = await self.connection.ask(head, body, patience_s)
             except Broken as error:

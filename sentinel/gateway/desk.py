@@ -49,7 +49,7 @@ class Desk:
         self.settings, self.fleet, self.frontends = settings, fleet, frontends
         self.keys = Keys(settings.keys)
         self.worker_key = worker_key.encode()
-        self.guards = Guards(breakers, admission)
+        self.guards = Guards(breakers, admission, self.out)
         self.breakers, self._limits = breakers, limits
         self.homes: Homes[str] = Homes()
         self.holders = holders or Holders()
@@ -79,6 +79,10 @@ class Desk:
         urls = set(self.plan.url_of.values())
         for url in self._origins.keys() - urls:
             self._origins.pop(url).close()
+
+    def out(self, worker: str) -> bool:
+        """Whether the table of now has it in rotation no more."""
+        return self.plan.out(worker)
 
     def origin(self, url: str) -> Origin:
         found = self._origins.get(url)

@@ -11,6 +11,7 @@ from sentinel.durations import Duration
 from sentinel.gateway.alone import AloneAdmission, AloneBreakers, BreakerRules, Limits
 from sentinel.gateway.classify import Budget
 from sentinel.gateway.guards import Refusal, Slot
+from sentinel.gateway.upstream import Connection, Origin
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from tests.gateway_site import Site
 
@@ -172,3 +173,31 @@ async def test_looking_for_a_place_is_waiting(queue: float) -> None:
         async with site.post() as answer:
             assert answer.status == 503 and "Retry-After" in answer.headers
         assert 1 < admission.asked < 100
+
+
+class Far(Origin):
+    """A worker to which connecting takes until ``near``."""
+
+    near: asyncio.Event
+
+    async def connection(self, *, fresh: bool = False) -> Connection:
+        await self.near.wait()
+        return await super().connection(fresh=fresh)
+
+
+async def test_who_is_still_being_connected_goes_elsewhere() -> None:
+    """What is sent is sent by the table of its moment, however long the way there was; leaving blames nobody."""
+    async with Site("a", "b") as site:
+        async with site.post(user="u") as answer:
+            home = str((await answer.json())["id"]).removeprefix("chatcmpl-")
+        stand = site.stands[home]
+        stand.requests.clear()
+        far = site.gateway.desk._origins[stand.url] = Far(stand.url, connect_s=2.0, idle_s=4.0)
+        far.near = asyncio.Event()
+        asking = asyncio.create_task(status(site, "u"))
+        while not site.gateway.active:
+            await asyncio.sleep(0.01)
+        site.route(2, **{home: WorkerState.OUT})
+        far.near.set()
+        assert await asking == 200 and not stand.requests
+        await site.free()
