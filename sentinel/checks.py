@@ -79,6 +79,9 @@ def _pools(s: Settings) -> Iterator[str]:
             yield f"pools.{p.name}.overflow: a pool cannot overflow into itself"
         elif circle := _circle(p.name, pools):
             yield f"pools.{p.name}.overflow: goes in a circle ({' → '.join(circle)}); wanted an end to it"
+        for o in {name: pools[name] for name in p.overflow if name in pools}.values():  # gateways send nothing across
+            if o.model != p.model:
+                yield f"pools.{p.name}.overflow: {o.name!r} serves the model {o.model!r}; wanted {p.model!r}, as {p.name!r} does"
         if len(set(p.overflow)) < len(p.overflow):
             yield f"pools.{p.name}.overflow: names a pool twice; wanted each pool once, in the order in which they take over"
 

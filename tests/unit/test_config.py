@@ -99,6 +99,7 @@ BAD = {
     "half of TLS": ('tick = "500ms"', 'tls_cert = "/etc/hostname"', ["tls_cert", "tls_key"]),
     "no name of its own": ('tick = "500ms"', 'name = ""', ["controller.name", "empty"]),
     "overflow in a circle": ("primary = false", 'overflow = ["chat"]', ["pools.chat.overflow", "chat → spill → chat"]),
+    "overflow of another model": ("floor = 0.5", 'model = "m"', ["pools.chat.overflow", "'spill'", "model ''", "wanted 'm'"]),
     "overflow twice": ('overflow = ["spill"]', 'overflow = ["spill", "spill"]', ["pools.chat.overflow", "twice"]),
     "share that is no number": ("floor = 0.5", "floor = nan", ["pools[0].floor"]),
     "capacity without end": ("standby = true", "capacity = inf", ["workers.spill-1.capacity", "inf"]),
