@@ -174,13 +174,13 @@ class GatewayWatch:
         for standing in standings:
             self._panics[standing.pool] = standing.panic_left > 0
         changed: list[Relay] = []
-        for relay in map(_relay, standings):
+        window = float(self._records.policy.window)
+        for relay in (_relay(standing, window) for standing in standings):
             if relay != self._told.get(relay.worker, Relay(worker=relay.worker)):
                 changed.append(relay)
                 self._told[relay.worker] = relay
         news = replicas if replicas != self._replicas else None
         self._replicas = replicas
-        window = float(self._records.policy.window)
         panics = tuple(sorted(pool for pool, on in self._panics.items() if on))
         await self._feed(
             Relayed(id=self._new_id(), at=at, window=window, replicas=news, workers=tuple(changed), panics=panics)
@@ -198,14 +198,15 @@ def _replicas(presences: Iterable[Presence]) -> tuple[Replica, ...]:
     return tuple(Replica(name=name, version=v, there=is_there) for name, is_there, v in sorted(kept))
 
 
-def _relay(s: Standing) -> Relay:
+def _relay(s: Standing, window: float) -> Relay:
+    lately = s.now - s.since <= window * 1000  # when a probe succeeded is not kept: certainly after the breaker went half-open
     due = s.state == "open" and s.left <= 0  # the next request is a probe
     return Relay(
         worker=s.worker,
         breaker="half_open" if due else s.state,
         why=s.why if s.state != "closed" or s.pin else "",
         hosts=tuple(s.hosts.split()) if s.state != "closed" else (),
-        answers=s.volume > s.failed or s.wins > 0,
+        answers=s.volume > s.failed or (s.wins > 0 and lately),
         pin=s.pin,
         pin_by=s.pin_by if s.pin else "",
         pin_until=round((s.now + s.pin_left) / 1000, 3) if s.pin else 0.0,

@@ -31,8 +31,8 @@ FLEET = Fleet(
 class Ear:
     """A watch on one real store, and what it told."""
 
-    def __init__(self, store: Any) -> None:
-        self.presences, self.records = Gateways(store), BreakerRecords(store, POLICY)
+    def __init__(self, store: Any, policy: BreakerSettings = POLICY) -> None:
+        self.presences, self.records = Gateways(store), BreakerRecords(store, policy)
         self.told: list[Relayed] = []
         numbers = itertools.count()
         self.watch = GatewayWatch(
@@ -107,6 +107,25 @@ async def test_a_transition_is_told_by_the_push(store_server: Any) -> None:
     assert ear.last("w3").breaker == "open"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_probe_that_succeeded_long_ago_is_no_answer(store_server: Any) -> None:
+    """A worker that nobody asks any more after its first good probe does not count as answering for ever."""
+    ear = Ear(await store_server.open(), BreakerSettings(base_open=Duration(0.05), window=Duration(1.0), jitter=0.0))
+    await ear.presences.obey("a1", "g1", 7, 60)
+    await ear.fails("w1", "g1", "g2")
+    running = asyncio.create_task(ear.watch.run())
+    try:
+        await until(lambda: ear.last("w1") and ear.last("w1").breaker == "half_open", "its time is over")
+        _, given = await ear.records.permit("w1", "p", "g1/1")
+        assert given
+        await ear.records.ended("w1", "p", "g1/1", "fine", 0.0)
+        await until(lambda: ear.last("w1").answers, "the probe is told of")
+        await until(lambda: not ear.last("w1").answers, "it is old")
+        assert ear.last("w1").breaker == "half_open"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_push_before_a_round_that_asks_about_others_is_not_lost(store_server: Any) -> None:
