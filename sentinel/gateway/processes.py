@@ -4,9 +4,10 @@ This module exists because one Python process uses one core. What always holds:
 
 * Each process is a whole gateway: its own presence, leases, sessions and metrics. They share the public port (SO_REUSEPORT: the
   kernel spreads connections); process k has the admin port plus k.
-* A process that ends comes back, the sooner the longer it lived. One that never came up ends them all, with status 1.
+* A process that ends comes back, the sooner the longer it lived. One that never came up ends them all, with status 1; one that
+  cannot come up again (its file has become wrong meanwhile) leaves the others alone, and is tried on.
 * No process outlives its watcher: each ends when its standard input does. systemd hears READY when all are up, and WATCHDOG while
-  each of them has been heard of within the last seconds.
+  some serve and each of those has been heard of within the last seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import structlog
 
@@ -26,6 +28,7 @@ log = structlog.get_logger(__name__)
 PROCESS = "SENTINEL_GATEWAY_PROCESS"  # in a child's environment: its number
 BEAT_S = 1.0
 SILENT_S = 8.0
+START_S = 30.0  # in which one that is started again has to be heard of
 AGAIN_S = (0.2, 10.0)  # first and longest pause before a process is started again
 
 
@@ -48,10 +51,12 @@ class Child:
 
 
 class Processes:
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, argv: Sequence[str] = (), silent_s: float = SILENT_S) -> None:
+        """``argv``: of one process; none: this very command."""
+        self._count, self._argv, self._silent_s = count, argv or command(), silent_s
         self._children: dict[int, asyncio.subprocess.Process] = {}
-        self._heard: dict[int, float] = {}
+        self._heard: dict[int, float] = {}  # running one → when it was heard of last
+        self._came_up: set[int] = set()
         self._up = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failed = False
@@ -74,7 +79,8 @@ class Processes:
 
     def alive(self) -> bool:
         now = asyncio.get_running_loop().time()
-        return self._stopping.is_set() or all(now - at < SILENT_S for at in self._heard.values())
+        hung = any(now - at >= self._silent_s for at in self._heard.values())
+        return self._stopping.is_set() or (bool(self._heard) and not hung)
 
     async def _ready(self, service: Service) -> None:
         await self._up.wait()
@@ -90,28 +96,40 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
 
+    @staticmethod
+    def _end(child: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+
     async def _keep(self, number: int) -> None:
         loop = asyncio.get_running_loop()
         pause = AGAIN_S[0]
         while not self._stopping.is_set():
             began = loop.time()
             child = await asyncio.create_subprocess_exec(
-                *command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, PROCESS: str(number)}
+                *self._argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, PROCESS: str(number)}
             )
             self._children[number] = child
             if self._stopping.is_set():
                 self._pass_on(signal.SIGTERM)
             assert child.stdout is not None  # noqa: S101  (it was asked for)
+            late = loop.call_later(START_S, self._end, child) if number in self._came_up else None
             while await child.stdout.read(64):
+                if late:
+                    late.cancel()
                 self._heard[number] = loop.time()
-                if len(self._heard) == self._count:
+                self._came_up.add(number)
+                if len(self._came_up) == self._count:
                     self._up.set()
             status = await child.wait()
+            if late:
+                late.cancel()
             del self._children[number]
+            self._heard.pop(number, None)
             if self._stopping.is_set():
                 self._failed = self._failed or status != 0
                 return
-            if number not in self._heard:
+            if number not in self._came_up:
                 log.error("a gateway process did not come up", process=number, status=status)
                 self._failed = True
                 self._stop()
