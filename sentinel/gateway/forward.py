@@ -121,15 +121,16 @@ class Forward:
                 return got
             if got is None:
                 opened += 1
-                continue
-            full, refusal = full or entry, got
-            if got.limit == "pool":
-                without.add(pool)
-            elif got.limit != "worker" or time.monotonic() > until:
+            else:
+                full, refusal = full or entry, got
+                if got.limit == "pool":
+                    without.add(pool)
+                elif got.limit != "worker":
+                    break
+            if time.monotonic() > until:
                 break
         if full is not None and refusal is not None and wait_s > 0 and refusal.limit != "fenced":
-            left_s = max(0.0, until - time.monotonic())
-            got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), left_s)
+            got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), max(0.0, until - time.monotonic()))
             if isinstance(got, Attempt):
                 return got
             if got is None:  # it is not to be had any more, but others may be
