@@ -74,8 +74,7 @@ def idlest(routes: Routes, role: Role, draw: str, load: Mapping[str, int]) -> It
     drawn = _draw(draw)
     for pool in sorted(routes.pools, key=lambda p: _score(drawn, p.pool, p.weight), reverse=True):
         if pool.weight > 0:
-            fit = [e for e in pool.workers if e.state is WorkerState.ACTIVE and e.role in (role, Role.BOTH) and e.capacity > 0]
-            yield from sorted(fit, key=lambda e: ((load.get(e.worker, 0) + 1) / e.capacity, -_score(drawn, e.worker, 1.0)))
+            yield from _peers(pool, role)[0].idlest(drawn, load)
 
 
 def shares(pools: Iterable[RoutePool]) -> dict[str, float]:
@@ -138,6 +137,17 @@ class Peers:
             else:
                 yield entry
         yield from late
+
+    def idlest(self, drawn: int, load: Mapping[str, int]) -> Iterator[RouteEntry]:
+        """Who has the least to do for its capacity first; what was drawn decides between equals."""
+        busy = [(has + 1) / worth for has, worth in zip(map(load.get, self.by_name, repeat(0)), self._worth, strict=True)]
+        if not busy:
+            return
+        least = min(busy)
+        best = max((n for n, much in enumerate(busy) if much == least), key=lambda n: drawn * self._marks[n] & _MASK)
+        yield self._entries[best]
+        order = sorted(range(len(busy)), key=lambda n: (busy[n], -(drawn * self._marks[n] & _MASK)))
+        yield from (self._entries[n] for n in order if n != best)
 
 
 _made: dict[tuple[str, Role], tuple[tuple[RouteEntry, ...], Peers, Peers]] = {}  # (pool, role) → made of these rows

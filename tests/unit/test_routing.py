@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sentinel.gateway.routing import BOUND, candidates, shares
+from sentinel.gateway.routing import BOUND, candidates, idlest, shares
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 
 S = WorkerState
@@ -137,3 +137,27 @@ def test_a_table_with_other_rows_is_another_table() -> None:
     for states in ([S.ACTIVE, S.OUT], [S.OUT, S.ACTIVE], [S.OUT, S.OUT]):
         routes = Routes(pools=(pool("a", 1.0, *states),))
         assert [e.worker for e in candidates(routes, Role.DECODE, "s")] == [f"a-{n}" for n, s in enumerate(states) if s is S.ACTIVE]
+
+
+@given(
+    busy=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    sizes=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=8, max_size=8),
+    draw=st.text(max_size=8),
+)
+def test_who_belongs_to_no_session_goes_to_the_idlest(busy: list[int], sizes: list[float], draw: str) -> None:
+    """Everybody who takes new sessions is named once, the least busy for its capacity first."""
+    load = {f"w{n}": much for n, much in enumerate(busy)}
+    rows = tuple(RouteEntry(worker=w, url="http://w", role=Role.BOTH, state=S.ACTIVE, capacity=sizes[int(w[1:])]) for w in load)
+    rest = pool("a", 1.0, S.OUT, S.CORDONED, S.STANDBY).workers
+    routes = Routes(pools=(RoutePool(pool="a", weight=1.0, workers=rows + rest),))
+    named = [e.worker for e in idlest(routes, Role.DECODE, draw, load)]
+    assert sorted(named) == sorted(load)
+    much = [(load[w] + 1) / sizes[int(w[1:])] for w in named]
+    assert much == sorted(much)
+
+
+def test_equals_without_a_session_share_what_comes() -> None:
+    """Nobody is the first of equals more often than the others."""
+    routes = Routes(pools=(pool("a", 1.0, *[S.ACTIVE] * 10),))
+    got = Counter(next(idlest(routes, Role.DECODE, f"{n}", {})).worker for n in range(5_000))
+    assert len(got) == 10 and min(got.values()) > 350 and max(got.values()) < 650
