@@ -99,8 +99,8 @@ class Forward:
             outcome = "failed"
             raise
         finally:
-            if outcome == "gone":
-                attempt.outcome = Outcome.IGNORED
+            if outcome == "gone" and attempt.outcome is Outcome.FINE:
+                attempt.outcome = Outcome.IGNORED  # what had failed before the client left has failed
             attempt.end()
             self._desk.meters.requests[attempt.pool, attempt.entry.worker, x.tenant, outcome] += 1
 

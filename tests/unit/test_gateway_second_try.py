@@ -10,10 +10,11 @@ from aiohttp import web
 from sentinel.durations import Duration
 from sentinel.gateway.alone import AloneAdmission, AloneBreakers, BreakerRules, Limits
 from sentinel.gateway.classify import Budget
-from sentinel.gateway.guards import Refusal, Slot
+from sentinel.gateway.guards import Outcome, Refusal, Slot
 from sentinel.gateway.upstream import Connection, Origin
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from tests.gateway_site import Site
+from tests.unit.test_gateway_failures import Heard
 
 FULL = Limits(worker=1)
 
@@ -200,4 +201,26 @@ async def test_who_is_still_being_connected_goes_elsewhere() -> None:
         site.route(2, **{home: WorkerState.OUT})
         far.near.set()
         assert await asking == 200 and not stand.requests
+        await site.free()
+
+
+async def test_a_client_that_leaves_during_the_second_try_takes_no_failure_back() -> None:
+    """The worker has failed, whoever still waits for the answer; and what the request held is given back."""
+    async with Site("a", "b", limits=FULL, queue=Duration(5.0)) as site:
+        gate = Gate(site)
+        filling = asyncio.create_task(status(site, "u"))
+        while not (full := [name for name, stand in site.stands.items() if stand.requests]):
+            await asyncio.sleep(0.01)
+        home = "a" if full == ["b"] else "b"
+        site.stands[home].handler, site.stands[home].status = None, 500
+        heard = Heard(site)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), site.post(user="v") as answer:
+                await answer.read()
+        async with asyncio.timeout(5):
+            while not (told := [outcome for worker, outcome in heard.outcomes if worker == home]):
+                await asyncio.sleep(0.01)
+        assert told == [Outcome.FAILED]
+        gate.open()
+        assert await filling == 200
         await site.free()
