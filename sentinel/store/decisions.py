@@ -9,7 +9,8 @@ What always holds here:
   StoreError too, it has to write again what the store has lost as well.
 * Effects still pending come back in the order in which they were decided. Their bytes are JSON that is not looked into.
 * A route table is written as its news where it builds on one that we have written (``routes``), and as a whole with the first
-  commit after ``WHOLE_S``: so the chain of news stays short, and readers that know none are a second or two behind at most.
+  commit after ``WHOLE_S``, and with a new leader's first one where the leader before left news: so the chain of news stays short,
+  and readers that know none are a second or two behind at most.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 from sentinel.model import Drain, Hold, Incident, Routes
 from sentinel.model.route_news import difference
 from sentinel.store.errors import StoreError, WentBack
-from sentinel.store.routes import Keys
+from sentinel.store.routes import Keys, stands_in_news
 
 if TYPE_CHECKING:
     from sentinel.store.door import Door
@@ -95,6 +96,7 @@ class Decisions:
         self._turn = asyncio.Lock()
         self._seq = 0
         self._table: _Table | None = None
+        self._left: Routes | None = None  # the table as another leader left it, where only its news say so
         self.head = (0, 0)  # epoch and number of our last commit that is known to be done
 
     async def commit(self, epoch: int, changes: Sequence[Change], *, anew: bool = False) -> bool:
@@ -143,9 +145,12 @@ class Decisions:
         if table and table.news_since is not None and now - table.news_since >= WHOLE_S:
             args += _whole(table.routes)
             table = _Table(epoch, table.routes)
+        elif table is None and self._left is not None:
+            args += _whole(self._left)
+            table = _Table(epoch, self._left)
         answer = bytes(await self._door.run("commit", keys, args))
         if answer == b"ok":
-            self.head, self._table = (epoch, seq), table
+            self.head, self._table, self._left = (epoch, seq), table, None
         return answer
 
     def _packed(self, change: Put | Drop, epoch: int, index: int) -> list[str | bytes | int]:
@@ -164,12 +169,14 @@ class Decisions:
         commands: list[tuple[str, ...]] = [("HGETALL", key(t)) for t in ("incident", "drain", "hold", "pending")]
         commands += [("GET", key("head")), *self._routes.reads]
         incidents, drains, holds, pending, head, whole, news = await self._door.ask_all(commands)
+        routes = self._routes.joined(whole, news)
+        self._left = routes if stands_in_news(routes, news) else None
         return Stored(
             incidents=_decoded(key("incident"), incidents, Incident),
             drains=_decoded(key("drain"), drains, Drain),
             holds=_decoded(key("hold"), holds, Hold),
             pending=_ordered(key("pending"), pending),
-            routes=self._routes.joined(whole, news),
+            routes=routes,
             head=_head(key("head"), head),
         )
 

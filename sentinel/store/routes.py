@@ -65,6 +65,11 @@ class Keys:
         return table
 
 
+def stands_in_news(table: Routes | None, chain: Sequence[bytes]) -> bool:
+    """Whether this, as read with its news, is what only they say: readers that know none have an older one."""
+    return table is not None and bool(chain) and _version(chain[-1]) == table.version
+
+
 class RouteTable:
     """Reads the table; it is written by Decisions.commit only."""
 

@@ -180,6 +180,34 @@ async def test_two_leaders_never_mix_their_news(store_server: Any) -> None:
     await watcher.stop()
 
 
+async def test_the_next_leader_makes_a_whole_of_what_the_last_one_left(store_server: Any) -> None:
+    """A leader that dies within ``WHOLE_S`` leaves news; the next one's first commit, an empty one too, writes the whole table, so
+    that readers that know no news do not stay behind until something changes."""
+    a, b, raw = await store_server.open(), await store_server.open(), store_server.raw
+    first = await leading(a)
+    await first.publish(table(1))
+    await first.publish(table(2, out=1))
+    await a.lease.release(first.epoch)
+    second = await leading(b, "b")
+    assert (await second.decisions.load()).routes == table(2, out=1)
+    old = raw.pubsub(ignore_subscribe_messages=True)
+    await old.subscribe(WHOLE)
+    await old.get_message(timeout=5.0)  # the server's word that it is in force
+    assert await second.decisions.commit(second.epoch, [])
+    assert msgspec.json.decode(await raw.get(WHOLE), type=Routes) == table(2, out=1)
+    assert await raw.llen(NEWS) == 0
+    pushed = None
+    while pushed is None:
+        pushed = await old.get_message(timeout=1.0)
+    assert msgspec.json.decode(pushed["data"], type=Routes) == table(2, out=1)
+    await old.aclose()
+    await second.publish(table(3, out=2))
+    assert await raw.llen(NEWS) == 1 and await a.routes() == table(3, out=2)
+    assert (await second.decisions.load()).routes == table(3, out=2), "and looking again changes nothing"
+    await second.publish(table(4, out=3))
+    assert await a.routes() == table(4, out=3)
+
+
 async def test_a_controller_that_knows_no_news_is_followed(store_server: Any) -> None:
     """During an upgrade the table may be replaced over standing news: the newer whole counts, and news go on upon it."""
     a, b, raw = await store_server.open(), await store_server.open(), store_server.raw
