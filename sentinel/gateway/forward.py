@@ -271,7 +271,7 @@ class Forward:
             return (KEEP if keep else CLOSE), "client_error"
         desk.meters.broken[attempt.pool, worker, trouble.value] += 1
         self._say("an answer broke after it had begun", worker, trouble.value, x)
-        return CLOSE, "broken"
+        return (KEEP if keep and trouble is not Trouble.STOPPING else CLOSE), "broken"  # it has ended as its head said
 
 
 def _head(x: Incoming, head: Head, size: int | None, *, keep: bool) -> bytes:

@@ -1,17 +1,20 @@
-"""Which connections to a worker are kept for the next request, and which are not."""
+"""Which connections, to a worker and of a client, are kept for the next request, and which are not."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
+from sentinel.durations import Duration
 from sentinel.gateway.framing import parse_head
 from sentinel.gateway.opening import opening
 from sentinel.model import Routes
-from tests.gateway_site import Site
+from tests.gateway_site import MODEL, Site
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -91,6 +94,35 @@ async def test_a_worker_that_left_the_table_keeps_no_connection() -> None:
         async with asyncio.timeout(5):
             while not worker.closed:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["cut", "stall", "error"])
+async def test_a_client_keeps_its_connection_behind_a_broken_stream(how: str) -> None:
+    """Nothing in its head said that the connection would end, and its end was told: the next request on it is answered, too."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if not (await request.json()).get("stream"):
+            return web.json_response({"id": "next"})
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        await out.write(b'data: {"a": 1}\n\n')
+        await asyncio.sleep(0.02)
+        if how == "error":
+            await out.write(b'data: {"error": {"message": "out of memory"}}\n\n')
+            return out
+        if how == "stall":
+            await asyncio.sleep(5)
+        assert request.transport
+        request.transport.abort()
+        return out
+
+    async with Site("a", stall=Duration(0.3)) as site:
+        site.stands["a"].handler = handler
+        bodies = [json.dumps({"model": MODEL, "messages": [], "stream": stream}).encode() for stream in (True, False)]
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+        got = await site.raw(b"".join(head % (len(body), body) for body in bodies))
+        assert got.count(b"HTTP/1.1 200 OK") == 2 and b'"error"' in got and b'{"id": "next"}' in got
+        assert b"connection: close" not in got.lower()
 
 
 def test_who_announces_for_ever_has_answered() -> None:
