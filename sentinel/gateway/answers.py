@@ -45,7 +45,8 @@ class Answers:
     def tell(self, error: ApiError, request: BaseRequest, client: Client) -> Sent:
         if client.transport is None:
             return CLOSE
-        keep = request.keep_alive and not error.close and not self._desk.stopping
+        whole = request.content.is_eof()  # else its connection ends, since what is left of it is not read
+        keep = request.keep_alive and whole and not error.close and not self._desk.stopping
         headers = error.headers
         if error.retry_after_s:
             headers += (b"retry-after: %d" % max(1, round(error.retry_after_s)),)

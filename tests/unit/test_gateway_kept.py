@@ -125,6 +125,26 @@ async def test_a_client_keeps_its_connection_behind_a_broken_stream(how: str) ->
         assert b"connection: close" not in got.lower()
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/v1/nothing", 404), ("PUT", "/v1/completions", 405)])
+@pytest.mark.parametrize("sent", [100, 100_000])
+async def test_a_refusal_says_whether_the_connection_ends(method: str, path: str, status: int, sent: int) -> None:
+    """A request that is refused before all of it came ends its connection, and the answer says so; one that came whole does not."""
+    async with Site("a") as site:
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n".encode()
+        after = b"" if sent < 100_000 else b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+        for part in (head[:20], head[20:] + b"x" * sent):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        first = await reader.readuntil(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d" % status)
+        if b"connection: close" not in first.lower():
+            assert sent == 100_000
+            writer.write(after)
+            assert b"HTTP/1.1 200 OK" in await reader.readuntil(b"HTTP/1.1 200 OK")
+        writer.close()
+
+
 def test_who_announces_for_ever_has_answered() -> None:
     """What is held back before an answer stays short, however much a worker announces."""
     head = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked")
