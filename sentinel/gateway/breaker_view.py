@@ -46,10 +46,11 @@ class BreakerView:
             del self._copies[worker]
         for worker, pool in wanted.items():
             copy = self._copies.get(worker)
+            if copy is None or copy.pool != pool:
+                self._look.set()  # what stands for the new ones; not for every table, since a listing is of all
             if copy is None:
                 copy = self._copies[worker] = Copy(worker, pool, self._clock())
             copy.pool, copy.apart = pool, worker in apart
-        self._look.set()  # what stands for the new ones
 
     def states(self) -> dict[str, str]:
         """Worker → closed, open or half_open, as this gateway goes by it now; for metrics and the admin port."""

@@ -86,10 +86,16 @@ local function counted(key)  -- requests and failures in the window; hosts that 
   return c
 end
 
+local panics = {}  -- mark → milliseconds left: a listing is of many workers and few pools
+local function panic_left(mark)
+  panics[mark] = panics[mark] or math.max(0, redis.call('PTTL', mark))
+  return panics[mark]
+end
+
 local function told(r, name, of, panic, evidence)
   local m = { worker = name, pool = of, state = r.state, version = r.version, left = math.max(0, r.ends - now), trips = r.trips,
     since = r.since, wins = r.wins, why = r.why, pin = r.pin, pin_left = math.max(0, r.pin_ends - now), pin_by = r.pin_by,
-    panic_left = math.max(0, redis.call('PTTL', panic)), now = now, hosts = r.seen_by }
+    panic_left = panic_left(panic), now = now, hosts = r.seen_by }
   if evidence then
     local c = counted(r.key)
     m.volume, m.failed = c.volume, c.failed
