@@ -91,7 +91,7 @@ class People:
             if drain.kind == "drain" and worker.standby and worker.name not in self.p.standby_up:
                 self.drains.drop(drain, why)  # it was never in service: it may be started again, and nothing more
             elif drain.kind == "drain" and any(window(self.p, node) for node in worker.nodes):
-                self.drains.give_up(msgspec.structs.replace(drain, planned=True), why)  # when the work is over, without a second word
+                self.drains.give_up(msgspec.structs.replace(drain, planned=True), why)  # when the work is over, by itself
             else:
                 self.drains.give_up(drain, why)
 
