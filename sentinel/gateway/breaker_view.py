@@ -99,7 +99,7 @@ class BreakerView:
                 continue
             if back or copy.alone:
                 copy.alone, copy.version = None, -1
-            self._adopt(standing, lost=copy.version <= standing.now)
+            self._adopt(standing, lost=copy.version < standing.now)
 
     def _adopt(self, standing: Standing, *, lost: bool = False) -> None:
         now = self._clock()
