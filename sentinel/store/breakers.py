@@ -111,11 +111,19 @@ class BreakerRecords:
         return _standing(await self._ask("pin", worker, pool, self._keys(worker, pool), args, sure=True))
 
     async def listing(self, workers: Mapping[str, str], *, evidence: bool = False) -> list[Standing]:
-        """What stands for each of ``workers`` (worker → pool), as of one moment; ``panic_left`` above 0: its pool is in panic."""
+        """What stands for each of ``workers`` (worker → pool), as of one moment; ``panic_left`` above 0: its pool is in panic.
+        Without evidence nothing more is told of one that is closed, and not pinned, than its version."""
         pools = sorted(set(workers.values()))
         keys = [self._channel, *map(self._panic, pools), *map(self._record, workers)]
         args = [f"{len(pools)}", f"{int(evidence)}", *pools, *(part for pair in workers.items() for part in pair)]
-        return [_standing(body) for body in await self._ask("list", "", "", keys, args)]
+        now, lefts, bodies = await self._ask("list", "", "", keys, args)
+        panic = dict(zip(pools, lefts, strict=True))
+        return [
+            Standing(worker=worker, pool=pool, state="closed", version=body, panic_left=panic[pool], now=now)
+            if isinstance(body, int)
+            else _standing(body)
+            for (worker, pool), body in zip(workers.items(), bodies, strict=True)
+        ]
 
     async def watch(self) -> AsyncIterator[Standing]:
         """Every transition from now on, as it is pushed; goes on after lost connections. What falls between is for ``listing``."""

@@ -40,3 +40,24 @@ async def test_a_table_without_new_workers_asks_nothing(store_server: Any) -> No
             await asyncio.sleep(0.01)
     finally:
         await breakers.stop()
+
+
+async def test_a_short_listing_says_the_same_of_what_counts(store_server: Any) -> None:
+    """State, version, pin and panic are those that a listing with evidence tells, of every kind of worker, in its order."""
+    records = BreakerRecords(await store_server.open(), POLICY)
+    await records.failed("alone", "sick", [], "h/1", version=0, fine=0, failed=9, draw=0.0)  # the only one: panic
+    await records.failed("out", "p", ["well", "pinned"], "h/1", version=0, fine=0, failed=9, draw=0.0)
+    await records.pin("pinned", "p", "closed", lasts_s=60.0, by="ann")
+    await records.pin("let go", "p", "open", lasts_s=60.0, by="ann")
+    await records.pin("let go", "p", "", lasts_s=0.0, by="ann")
+    await records.seen("h/1", [("well", 0, 3)])
+    workers = {"let go": "p", "alone": "sick", "out": "p", "well": "p", "pinned": "p", "new": "q"}
+    short, full = await records.listing(workers), await records.listing(workers, evidence=True)
+    for one, other in zip(short, full, strict=True):
+        assert (one.worker, one.pool, one.state, one.version, one.pin) == (
+            other.worker, other.pool, other.state, other.version, other.pin,
+        )  # fmt: skip
+        assert (one.panic_left > 0) is (other.panic_left > 0) is (one.worker == "alone")
+        assert 0 < one.now <= other.now
+    assert [s.state for s in short] == ["closed", "closed", "open", "closed", "closed", "closed"]
+    assert short[0].version > 0

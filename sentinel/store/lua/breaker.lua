@@ -10,7 +10,8 @@
 --   ended   id, 'fine' | 'failed' | 'neutral', draw in [0, 1)    → what stands
 --   renew   ids of probes                                        → how many of them are still held
 --   pin     'open' | 'closed' | '', lasts (ms), by, why          → what stands; a person's pin is not sentinel's to change
---   list    number of pools, 1 for evidence, then the pools' names, then per record: worker, pool   → one for each key
+--   list    number of pools, 1 for evidence, then the pools' names, then per record: worker, pool   → the time, milliseconds that each
+--           pool's panic lasts on, then for each record what stands; without evidence, of one plainly closed its version only
 -- A reporter is written host/process: hosts are what must agree. A record holds state, version (rises with every transition and
 -- with the clock, also over a store that lost its data), until, trips, since, wins, why, seen_by (hosts that saw what opened it,
 -- with spaces between), pin, pin_until, pin_by, one field 'r:reporter' with what it saw in each second, one 'p:id' with the end of
@@ -166,14 +167,18 @@ if verb == 'seen' then
 end
 
 if verb == 'list' then
-  local pools, evidence, found = tonumber(ARGV[14]), ARGV[15] == '1', {}
-  local mark = {}
-  for i = 1, pools do mark[ARGV[15 + i]] = KEYS[1 + i] end
+  local pools, evidence, marks, lefts, found = tonumber(ARGV[14]), ARGV[15] == '1', {}, {}, {}
+  for i = 1, pools do marks[ARGV[15 + i]], lefts[i] = KEYS[1 + i], panic_left(KEYS[1 + i]) end
   for i = 2 + pools, #KEYS do
-    local at = 16 + pools + (i - 2 - pools) * 2
-    found[#found + 1] = told(load(KEYS[i]), ARGV[at], ARGV[at + 1], mark[ARGV[at + 1]], evidence)
+    local short = not evidence and redis.call('HMGET', KEYS[i], 'state', 'version', 'pin')
+    if short and (short[1] or 'closed') == 'closed' and (short[3] or '') == '' then
+      found[#found + 1] = tonumber(short[2]) or 0  -- nearly all of them, every second, for every gateway
+    else
+      local at = 16 + pools + (i - 2 - pools) * 2
+      found[#found + 1] = told(load(KEYS[i]), ARGV[at], ARGV[at + 1], marks[ARGV[at + 1]], evidence)
+    end
   end
-  return found
+  return { now, lefts, found }
 end
 
 local r = load(KEYS[3])
