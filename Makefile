@@ -14,7 +14,7 @@ demo: venv       ## one simulated rack, one scripted fault, a live timeline (SCE
 	@$(BIN)/sentinel demo $(if $(SCENARIO),--scenario $(SCENARIO)) $(ARGS)
 
 test: packages lint  ## lint, types, layers, and every test that fits in CI (installs Debian packages when it may)
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@sh deploy/dev/tests.sh $(BIN)/python $(ARGS)
 
 test-long: packages venv-test  ## the tests that need Dynamo's and vLLM's packages (6 GB) and longer than CI has
 	@$(BIN)/python -m pytest -m long $(ARGS)

@@ -192,8 +192,7 @@ async def test_every_frontend_of_a_pool_is_told_of(ear: Ear) -> None:
         await ear.records.seen(f"{host}/1", [("dyn.frontend", 5, 0), ("dyn.frontend2", 0, 1)])
     for host in ("g1", "g2"):
         await ear.records.failed("dyn.frontend2", "dyn", ["dyn.frontend"], f"{host}/1", version=0, fine=0, failed=9, draw=0.0)
-    await until(lambda: ear.last("dyn.frontend2"), "the second is told of")
-    assert ear.last("dyn.frontend2").breaker == "open"
+    await until(lambda: (told := ear.last("dyn.frontend2")) and told.breaker == "open", "the second is told of as open")
 
 
 async def test_pins(ear: Ear) -> None:
