@@ -11,10 +11,9 @@ This module exists so that docs/architecture.md's table of calls is one table he
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -22,6 +21,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from sentinel.controller import bounds
+from sentinel.controller.answers import BODY_MAX, answer, http_error, read_body, seconds
 from sentinel.controller.asks import TARGET_MAX, Ask, asked, refusal, unknown, written
 from sentinel.controller.auth import Refused, Tokens
 from sentinel.controller.commands import CommandDesk
@@ -35,7 +35,6 @@ from sentinel.shipped import runbook
 
 log = structlog.get_logger(__name__)
 
-BODY_MAX = 4 * 1024 * 1024
 WAIT_MAX = 60.0  # seconds a long poll is held at most
 
 T = TypeVar("T")
@@ -110,10 +109,10 @@ class Api:
                 raise Busy  # before it is read: what is turned away must cost nothing
             report = await self._body(request, lambda body: term.ingest.admitted(node, body), "a report")
             if len(report.session) > bounds.SESSION_MAX:
-                raise _error(web.HTTPBadRequest, f"session: it is longer than {bounds.SESSION_MAX} characters")
+                raise http_error(web.HTTPBadRequest, f"session: it is longer than {bounds.SESSION_MAX} characters")
             if report.node != node:
                 raise Refused(403, f"this token is {node!r}'s; a report for {report.node!r} needs that node's own token")
-            return _json(await term.ingest.take(report))
+            return answer(await term.ingest.take(report))
         except Refused as error:
             outcomes.labels("no_token" if error.status == 401 else "wrong_node").inc()
             raise
@@ -136,11 +135,11 @@ class Api:
     async def commands(self, request: web.Request) -> web.Response:
         node = self._own_node(request, request.query.get("node", ""))
         self._term()
-        wait = _seconds(request.query.get("wait", "20"))
+        wait = seconds(request.query.get("wait", "20"))
         found = await self._desk.poll(node, min(wait, WAIT_MAX))
         if not found:
             self._term()  # it may have ended while this poll was held
-        return _json(found)
+        return answer(found)
 
     async def results(self, request: web.Request) -> web.Response:
         node = self._nodes.name(request.headers.get("Authorization"))
@@ -149,7 +148,7 @@ class Api:
         if result.node != node:
             raise Refused(403, f"this token is {node!r}'s; a result for {result.node!r} needs that node's own token")
         if len(result.id) > bounds.SESSION_MAX:
-            raise _error(web.HTTPBadRequest, f"id: it has {len(result.id)} characters; no command is called that")
+            raise http_error(web.HTTPBadRequest, f"id: it has {len(result.id)} characters; no command is called that")
         self._desk.settle(msgspec.structs.replace(result, detail=bounds.cut(result.detail, bounds.LINE_MAX)))
         return web.Response(status=204)
 
@@ -157,21 +156,21 @@ class Api:
 
     async def status(self, request: web.Request) -> web.Response:
         self._operator(request)
-        return _json(status_of(self._term(), name=self._seat.name, url=self._seat.url, now=self._clock()))
+        return answer(status_of(self._term(), name=self._seat.name, url=self._seat.url, now=self._clock()))
 
     async def incidents(self, request: web.Request) -> web.Response:
         self._operator(request)
         found = self._term().ledger.incidents.values()
-        return _json(sorted(found, key=lambda i: (i.opened_at, i.id), reverse=True))
+        return answer(sorted(found, key=lambda i: (i.opened_at, i.id), reverse=True))
 
     async def explain(self, request: web.Request) -> web.Response:
         self._operator(request)
         term, target = self._term(), written(request.match_info["target"])
         if len(target) > TARGET_MAX:
-            raise _error(web.HTTPBadRequest, f"target: it has {len(target)} characters; wanted {TARGET_MAX} at most")
+            raise http_error(web.HTTPBadRequest, f"target: it has {len(target)} characters; wanted {TARGET_MAX} at most")
         if sentence := term.ledger.unknown(target, term.ingest.components, incidents=True):
-            raise _error(web.HTTPNotFound, sentence)
-        return _json(term.core.decider.explain(target))
+            raise http_error(web.HTTPNotFound, sentence)
+        return answer(term.core.decider.explain(target))
 
     async def ask(self, request: web.Request) -> web.Response:
         by = self._operator(request)
@@ -179,42 +178,42 @@ class Api:
         ask = await self._body(request, self._ask.decode, "a request of an operator")
         ask = msgspec.structs.replace(ask, target=written(ask.target.strip()))
         if sentence := refusal(ask, self._clock()):
-            raise _error(web.HTTPBadRequest, sentence)
+            raise http_error(web.HTTPBadRequest, sentence)
         if sentence := unknown(ask, term.ledger, term.ingest.components, term.core.decider.nodes_of):
-            raise _error(web.HTTPNotFound, sentence)
+            raise http_error(web.HTTPNotFound, sentence)
         now = self._clock()
         event = asked(ask, event=term.new_id(), by=by, now=now)
         log.info("an operator asked", by=by, verb=ask.verb, target=ask.target, reason=ask.reason, event_id=event.id)
         decided = await term.feed(event)
         # A standby that is started because of it moves through the same states, but is nothing that was asked for.
         drains = [n.value for n in decided if isinstance(n, Record) and isinstance(n.value, Drain) and n.value.kind == "drain"]
-        return _json({"event": event.id, "drains": drains})
+        return answer({"event": event.id, "drains": drains})
 
     async def drain(self, request: web.Request) -> web.Response:
         self._operator(request)
         found = self._term().ledger.drains.get(request.match_info["id"])
         if found is None:
-            raise _error(web.HTTPNotFound, f"no drain has the id {request.match_info['id']!r}; it may be over and forgotten")
-        return _json(found)
+            raise http_error(web.HTTPNotFound, f"no drain has the id {request.match_info['id']!r}; it may be over and forgotten")
+        return answer(found)
 
     # -- anyone -------------------------------------------------------------------------------------------------------
 
     async def routes(self, request: web.Request) -> web.Response:
         routes = self._term().ledger.routes
         if routes is None:
-            raise _error(web.HTTPNotFound, "no route table has been published yet")
-        return _json(routes)
+            raise http_error(web.HTTPNotFound, "no route table has been published yet")
+        return answer(routes)
 
     async def runbook(self, request: web.Request) -> web.Response:
         name = request.match_info["name"].removesuffix(".md")
         try:
             text = await asyncio.to_thread(lambda: runbook(name).read_text("utf-8"))
         except FileNotFoundError as error:
-            raise _error(web.HTTPNotFound, str(error)) from None
+            raise http_error(web.HTTPNotFound, str(error)) from None
         return web.Response(text=text, content_type="text/markdown", charset="utf-8")
 
     async def healthz(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok", "role": "leader" if self._seat.term else "standby", "name": self._seat.name})
+        return answer({"status": "ok", "role": "leader" if self._seat.term else "standby", "name": self._seat.name})
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -238,13 +237,13 @@ class Api:
 
     async def _body(self, request: web.Request, decode: Callable[[bytes], T], what: str) -> T:
         if request.headers.get("Content-Encoding", "identity") != "identity":  # a few bytes that unfold into gigabytes
-            raise _error(web.HTTPUnsupportedMediaType, "the body is compressed; wanted plain JSON")
+            raise http_error(web.HTTPUnsupportedMediaType, "the body is compressed; wanted plain JSON")
         try:
-            return decode(await _read(request))
+            return decode(await read_body(request))
         except (msgspec.DecodeError, UnicodeDecodeError, bounds.NotAReport) as error:
-            raise _error(web.HTTPBadRequest, f"the body is not {what}: {error}") from None
+            raise http_error(web.HTTPBadRequest, f"the body is not {what}: {error}") from None
         except RecursionError:
-            raise _error(web.HTTPBadRequest, f"the body is not {what}: it is nested without end") from None
+            raise http_error(web.HTTPBadRequest, f"the body is not {what}: it is nested without end") from None
 
     async def _let_go(self, _: web.Application) -> None:
         self._desk.let_go()
@@ -255,58 +254,31 @@ class Api:
             return await handler(request)
         except Refused as error:
             headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-            return _json({"error": str(error)}, error.status, headers)
+            return answer({"error": str(error)}, error.status, headers)
         except (_NotLeader, SteppedDown):
             return await self._elsewhere()
         except Busy as busy:
             full = f"more reports come than can be taken in; this one was not taken: send it again in {busy.after_s:g} s"
-            return _json({"error": full, "busy": True}, 503, {"Retry-After": f"{busy.after_s:.0f}"})
+            return answer({"error": full, "busy": True}, 503, {"Retry-After": f"{busy.after_s:.0f}"})
         except DeciderFailed as error:
             # 422 blames the content: an agent then halves the report until it knows the finding, and goes on without it.
-            return _json({"error": f"the decider failed on this ({error}): a bug in sentinel; its journal has the event"}, 422)
+            return answer({"error": f"the decider failed on this ({error}): a bug in sentinel; its journal has the event"}, 422)
         except web.HTTPRequestEntityTooLarge:
-            return _json({"error": f"the body is larger than {BODY_MAX} bytes"}, 413)
+            return answer({"error": f"the body is larger than {BODY_MAX} bytes"}, 413)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
             headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             theirs = not error.text or error.text == f"{error.status}: {error.reason}"
             sentence = f"{request.method} {request.path}: {error.reason}" if theirs else error.text
-            return _json({"error": sentence}, error.status, headers)
+            return answer({"error": sentence}, error.status, headers)
         except Exception:
             log.exception("a request failed in a way that nobody foresaw", method=request.method, path=request.path)
-            return _json({"error": "the controller failed on this request: a bug in sentinel; its log has the details"}, 500)
+            return answer({"error": "the controller failed on this request: a bug in sentinel; its log has the details"}, 500)
 
     async def _elsewhere(self) -> web.Response:
         leader = await self._seat.leader_url()
         if leader == self._seat.url:
-            return _json({"error": "this controller is just taking over; ask again in a moment"}, 503, {"Retry-After": "1"})
+            return answer({"error": "this controller is just taking over; ask again in a moment"}, 503, {"Retry-After": "1"})
         where = f"{leader} does" if leader else "nobody is known to"
-        return _json({"error": f"this controller does not lead; {where}", "leader": leader}, 421)
-
-
-async def _read(request: web.Request) -> bytes:
-    """The body. Not ``request.read``: aiohttp would keep each node's latest body until its next report, half a gigabyte in all."""
-    body = bytearray()
-    while chunk := await request.content.readany():
-        body += chunk
-        if len(body) > BODY_MAX:
-            raise web.HTTPRequestEntityTooLarge(BODY_MAX, len(body))
-    return bytes(body)
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, headers=headers, content_type="application/json")
-
-
-def _error(kind: type[web.HTTPError], sentence: str) -> web.HTTPError:
-    return kind(text=sentence)
-
-
-_SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
-
-
-def _seconds(text: str) -> float:
-    if not _SECONDS.fullmatch(text):
-        raise _error(web.HTTPBadRequest, f"wait: wanted seconds such as 20, got {text[:40]!r}")
-    return float(text)
+        return answer({"error": f"this controller does not lead; {where}", "leader": leader}, 421)

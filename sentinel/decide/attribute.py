@@ -17,7 +17,7 @@ import msgspec
 
 from sentinel.decide.faults import blame
 from sentinel.decide.faults.blame import Blame
-from sentinel.decide.faults.incidents import culprit_of, is_pattern
+from sentinel.decide.faults.culprit import culprit_of, is_pattern
 from sentinel.decide.faults.revise import merge, revise
 from sentinel.decide.faults.signs import Key, Signs
 from sentinel.decide.faults.systemic import Systemic, systemic_check

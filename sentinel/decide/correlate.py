@@ -21,7 +21,7 @@ import msgspec
 
 from sentinel.decide.attribute import Attribution
 from sentinel.decide.faults import blame, patterns
-from sentinel.decide.faults.incidents import culprit_of, is_pattern
+from sentinel.decide.faults.culprit import culprit_of, is_pattern
 from sentinel.decide.faults.signs import APPLICATIONS, Sign, Signs, Sort, domain_of, field_of, links_of, sort_of
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.conditions import Change

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from sentinel.decide.faults.standing import called_with
+from sentinel.decide.faults.called import called_with
+from sentinel.decide.faults.culprit import culprit_of, is_pattern
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state import past
 from sentinel.decide.state.events import SendPage
@@ -28,22 +29,6 @@ from sentinel.model import Action, Component, Drain, Finding, Incident, Kind, Pa
 _FINDINGS = 20  # kept per incident: the first five and the latest
 _LOUDER = list(Urgency).index
 GIVEN_BACK = "given back"  # step of a drain: it was called off, and what asked for it still does
-
-
-def culprit_of(finding: Finding) -> str:
-    """Whom a finding accuses: the GPU and not its link, the worker and not its node, else the node."""
-    c = finding.component
-    if c.worker is not None:
-        return c.worker
-    if c.gpu is not None:
-        return str(Component(node=c.node, device=c.device))
-    return str(c) if finding.check.startswith("rack.") else c.node  # a pattern names exactly whom it blames
-
-
-def is_pattern(incident: Incident) -> bool:
-    """Whether it is what several signs amount to: then its first finding speaks for it, and the others are its evidence."""
-    first = incident.findings[0].check if incident.findings else ""
-    return first.startswith("rack.") and incident.culprit != "fleet"
 
 
 class Incidents:

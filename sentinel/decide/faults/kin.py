@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sentinel.decide.faults.incidents import Incidents, culprit_of, is_pattern
+from sentinel.decide.faults.culprit import culprit_of, is_pattern
+from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.faults.revise import merge
 from sentinel.decide.faults.systemic import systemic_check
 from sentinel.decide.rules.policy import Rule

@@ -32,7 +32,7 @@ from sentinel.decide.faults.blame import (
     without,
 )
 from sentinel.decide.faults.cover import links
-from sentinel.decide.faults.incidents import is_pattern
+from sentinel.decide.faults.culprit import is_pattern
 from sentinel.decide.faults.signs import ECHOES, Sign, Sort, domain_of, links_of, rack_of
 from sentinel.decide.state.picture import Picture
 from sentinel.model import Action, Component, Severity, Suspect

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sentinel.decide.faults.incidents import Incidents, culprit_of, is_pattern
+from sentinel.decide.faults.culprit import culprit_of, is_pattern
+from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.picture import ENDED
 from sentinel.model import Finding, Incident, Urgency

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sentinel.decide.faults.incidents import is_pattern
+from sentinel.decide.faults.culprit import is_pattern
 from sentinel.decide.rules.policy import Rule
 from sentinel.decide.state.picture import Picture
 from sentinel.model import Component, Finding, Incident, Kind, Severity, Suspect

@@ -14,29 +14,16 @@ What always holds:
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from sentinel.decide.faults.called import CALLED, called_with
+from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.state.mode import quiet
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.planned import known_to
 from sentinel.model import Incident, Severity, Urgency
 
-if TYPE_CHECKING:
-    from sentinel.decide.faults.incidents import Incidents
-
 FEW = 3  # as many pages at once a person reads one by one (judgement)
 FAULT = "standing-faults"
-_CALLED = "called with"  # step of an incident: the one that calls for it
-NEEDS_A_PERSON = "needs a person"  # step of an incident: sentinel is at its end with it
-
-
-def called_with(p: Picture, incident: Incident) -> bool:
-    """Whether somebody was called for it together with others, and nothing has come of it since that they do not know."""
-    told = next((s for s in reversed(incident.history) if s.what == _CALLED), None)
-    if told is None or any(s.what == NEEDS_A_PERSON and s.at > told.at for s in incident.history):
-        return False
-    conditions = (p.conditions.get(f.component, f.check) for f in incident.findings)
-    return all(c is None or not c.present or c.since <= told.at for c in conditions)
 
 
 def is_standing(incident: Incident) -> bool:
@@ -65,14 +52,14 @@ class Standing:
         incident = self.incidents.note(incident, "found", incident.summary, rule="mode")
         for each in many:
             self.incidents.unask(each)
-            self.incidents.note(each, _CALLED, f"{incident.id}: one page for {len(many)} faults that stood already")
+            self.incidents.note(each, CALLED, f"{incident.id}: one page for {len(many)} faults that stood already")
         ask = "sentinel incidents --open; each of them is acted on within the budgets from now on"
         self.incidents.page(incident, self._loudest(many), ask)
 
     def over(self, incident: Incident) -> str:
         """Why it has ended; "" while one that was called with it is open."""
         mine = f"{incident.id}:"
-        left = (i for i in self.p.open_incidents() for s in i.history if s.what == _CALLED and s.why.startswith(mine))
+        left = (i for i in self.p.open_incidents() for s in i.history if s.what == CALLED and s.why.startswith(mine))
         return "" if next(left, None) is not None else "all of them are over"
 
     def _waits(self, incident: Incident) -> bool:

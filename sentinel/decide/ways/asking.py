@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sentinel.decide.faults.called import NEEDS_A_PERSON
 from sentinel.decide.faults.incidents import Incidents
-from sentinel.decide.faults.standing import NEEDS_A_PERSON
 from sentinel.decide.state.mode import quiet
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.state.planned import known_to

@@ -11,7 +11,8 @@ This module exists so that nothing stands open for ever about something that nob
 
 from __future__ import annotations
 
-from sentinel.decide.faults.incidents import Incidents, is_pattern
+from sentinel.decide.faults.culprit import is_pattern
+from sentinel.decide.faults.incidents import Incidents
 from sentinel.decide.state.picture import Picture
 from sentinel.decide.ways.drain import Drains
 from sentinel.model import Drain, DrainState, Fleet, Incident, Response, WorkerState
