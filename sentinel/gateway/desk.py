@@ -58,6 +58,7 @@ class Desk:
         self.plan = Plan(self.routes, fleet, frontends)
         self.began = int(time.time())
         self.stopping = False
+        self._met: set[tuple[str, str]] = set()  # workers whose series have begun, each with its pool
         self._origins: dict[str, Origin] = {}
         self._tls = ssl.create_default_context()
 
@@ -74,7 +75,9 @@ class Desk:
     def _plan_anew(self) -> None:
         self.plan = Plan(self.routes, self.fleet, self.frontends)
         self.breakers.members(self.plan.members(), self.plan.prefills)
-        for worker, pool in self.plan.pool_of.items():
+        new = self.plan.pool_of.items() - self._met
+        self._met |= new
+        for worker, pool in new:
             self.meters.know(pool, worker)
         urls = set(self.plan.url_of.values())
         for url in self._origins.keys() - urls:

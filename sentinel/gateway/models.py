@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from sentinel.model import Fleet, Role, RouteEntry, RoutePool, Routes, WorkerState
 
 ANY = ""  # the model of pools that name none
+_AWAY = frozenset({WorkerState.OUT, WorkerState.STANDBY})
 
 
 def frontend_name(pool: str, number: int = 1) -> str:
@@ -68,13 +69,13 @@ class Plan:
         """Pool → workers in rotation."""
         found: dict[str, list[str]] = {}
         for worker, pool in self.pool_of.items():
-            if not self.out(worker):
+            if self.state_of[worker] not in _AWAY:
                 found.setdefault(pool, []).append(worker)
         return found
 
     def out(self, worker: str) -> bool:
         """Whether it has left rotation, so that its errors say nothing."""
-        return self.state_of.get(worker, WorkerState.OUT) in (WorkerState.OUT, WorkerState.STANDBY)
+        return self.state_of.get(worker, WorkerState.OUT) in _AWAY
 
     def models(self, closed: Callable[[str], bool]) -> list[str]:
         """Models with a worker that would take a request. ``closed``: of a worker's breaker."""
