@@ -34,6 +34,8 @@ class BreakerView:
         self._probes: dict[str, str] = {}  # probe that we hold → worker
         self._serial = itertools.count(1)
         self._look = asyncio.Event()
+        self._new: set[str] = set()  # workers of which nothing is known yet
+        self._due = 0.0  # of the loop's clock: when all are asked about next
         self.away = False  # the store does not answer: this gateway decides alone
         self.trips = self.trips_alone = self.questions = 0  # counters for the metrics
 
@@ -47,10 +49,12 @@ class BreakerView:
         for worker, pool in wanted.items():
             copy = self._copies.get(worker)
             if copy is None or copy.pool != pool:
-                self._look.set()  # what stands for the new ones; not for every table, since a listing is of all
+                self._new.add(worker)
             if copy is None:
                 copy = self._copies[worker] = Copy(worker, pool, self._clock())
             copy.pool, copy.apart = pool, worker in apart
+        if self._new:
+            self._look.set()  # what stands for these, before the next round
 
     def states(self) -> dict[str, str]:
         """Worker → closed, open or half_open, as this gateway goes by it now; for metrics and the admin port."""
@@ -74,9 +78,15 @@ class BreakerView:
                 self._adopt(standing)
 
     async def _poll(self) -> None:
+        """Rounds that ask about all, and between them at once about whoever is new: a round of ten thousand takes its time."""
+        now = asyncio.get_running_loop().time
         while True:
             self._look.clear()
-            workers = {copy.worker: copy.pool for copy in self._copies.values()}
+            new, self._new = self._new, set()
+            whole = self.away or now() >= self._due
+            workers = {copy.worker: copy.pool for w in (self._copies if whole else new) if (copy := self._copies.get(w))}
+            if whole:
+                self._due = now() + self._policy.poll
             if workers:
                 try:
                     listed = await self._asked(self._records.listing(workers))
@@ -85,7 +95,7 @@ class BreakerView:
                 else:
                     self._found(listed)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._policy.poll):
+                async with asyncio.timeout_at(self._due):
                     await self._look.wait()
 
     def _found(self, listed: list[Standing]) -> None:

@@ -256,6 +256,7 @@ class SharedBreakers(BreakerView):
                 self._lost(error)
             else:
                 if any(versions[worker] != version for worker, version, _ in told):
+                    self._due = 0.0
                     self._look.set()  # a push was missed, or the store lost its data
                 return
         for c, (_, _, fine) in zip(copies, told, strict=True):

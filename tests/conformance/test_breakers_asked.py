@@ -61,3 +61,27 @@ async def test_a_short_listing_says_the_same_of_what_counts(store_server: Any) -
         assert 0 < one.now <= other.now
     assert [s.state for s in short] == ["closed", "closed", "open", "closed", "closed", "closed"]
     assert short[0].version > 0
+
+
+async def test_only_who_is_new_is_asked_about(store_server: Any) -> None:
+    """Between two rounds nobody else's standing is asked for: what nobody pushed about the others is found by the next round."""
+    store = await store_server.open()
+    asked: list[set[str]] = []
+
+    class Told(BreakerRecords):
+        async def listing(self, workers: Any, *, evidence: bool = False) -> Any:
+            asked.append(set(workers))
+            return await super().listing(workers, evidence=evidence)
+
+    breakers = SharedBreakers(Told(store, POLICY), host="h", process="x")
+    breakers.members({"p": ["w1", "w2"]})
+    await breakers.start()
+    try:
+        while not asked:
+            await asyncio.sleep(0.01)
+        breakers.members({"p": ["w1", "w2", "w3"]})
+        while len(asked) < 2:
+            await asyncio.sleep(0.01)
+        assert asked == [{"w1", "w2"}, {"w3"}]
+    finally:
+        await breakers.stop()
