@@ -80,6 +80,10 @@ class AloneBreakers:
         record.probes[probe] = now + self._rules.probe_s
         return Permit(worker=worker, probe=probe, version=record.version)
 
+    def last(self, worker: str) -> Permit | None:
+        record = self._records.get(worker)
+        return Permit(worker=worker, version=record.version if record else 0)
+
     def begun(self, permit: Permit) -> None:
         record = self._records.get(permit.worker)
         if record is not None and record.probes.pop(permit.probe, None) is not None and permit.version == record.version:

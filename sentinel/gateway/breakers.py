@@ -82,6 +82,12 @@ class SharedBreakers(BreakerView):
                 return probe
         return copy.plain if self._panics.on(copy.pool, now) and not copy.pinned(now) else None
 
+    def last(self, worker: str) -> Permit | None:
+        copy = self._copies.get(worker)
+        if copy is None:
+            return Permit(worker=worker)
+        return None if copy.pin == "open" and copy.pinned(self._clock()) else copy.plain
+
     def begun(self, permit: Permit) -> None:
         if permit.probe and self._probes.pop(permit.probe, None) is not None:
             self._begun.add(permit.probe)

@@ -111,7 +111,7 @@ class Forward:
         until = time.monotonic() + (wait_s or LOOK_S)
         full: RouteEntry | None = None
         refusal: Refusal | None = None
-        opened, without = 0, set[str]()
+        opened, without = list[RouteEntry](), set[str]()
         for entry in await self._workers.of(x, self._desk.plan.pools(x.ask.model) or Routes()):
             pool = self._desk.plan.pool_of.get(entry.worker, "")
             if pool in without or entry.worker == but:
@@ -120,15 +120,20 @@ class Forward:
             if isinstance(got, Attempt):
                 return got
             if got is None:
-                opened += 1
+                opened.append(entry)
             else:
                 full, refusal = full or entry, got
                 if got.limit == "pool":
                     without.add(pool)
                 elif got.limit != "worker":
                     break
-            if time.monotonic() > until:
+            if full is not None and time.monotonic() > until:  # of whom a probe was asked in vain, that took its own time
                 break
+        for entry in opened if full is None and not but else ():
+            got = await self._try_place(x, entry, self._desk.plan.pool_of.get(entry.worker, ""), 0.0, last=True)
+            if isinstance(got, Attempt):
+                return got
+            refusal = got or refusal
         if full is not None and refusal is not None and wait_s > 0 and refusal.limit != "fenced":
             got = await self._try_place(x, full, self._desk.plan.pool_of.get(full.worker, ""), max(0.0, until - time.monotonic()))
             if isinstance(got, Attempt):
@@ -136,12 +141,15 @@ class Forward:
             if got is None:  # it is not to be had any more, but others may be
                 return await self._place(x, left_s=max(0.0, until - time.monotonic()), but=but)
             refusal = got
-        raise self._refused(x, refusal, opened, counted=not but)
+        raise self._refused(x, refusal, len(opened), counted=not but)
 
-    async def _try_place(self, x: Incoming, entry: RouteEntry, pool: str, wait_s: float) -> Attempt | Refusal | None:
-        """None: its breaker is open, or it does not stand in the table any more as it did when it was chosen."""
+    async def _try_place(
+        self, x: Incoming, entry: RouteEntry, pool: str, wait_s: float, *, last: bool = False
+    ) -> Attempt | Refusal | None:
+        """None: its breaker is open, or it does not stand in the table any more as it did when it was chosen. ``last``: nobody
+        else is left, so the breaker is passed over."""
         guards = self._desk.guards
-        permit = await guards.breakers.permit(entry.worker)
+        permit = guards.breakers.last(entry.worker) if last else await guards.breakers.permit(entry.worker)
         if permit is None:
             return None
         try:
@@ -154,7 +162,7 @@ class Forward:
             return got
         attempt = Attempt(guards, entry, permit, got)
         left = self._desk.plan.state_of.get(entry.worker) is not entry.state
-        if left or not (permit.probe or guards.breakers.closed(entry.worker)):  # while this one waited: others may not wait for it
+        if left or not (last or permit.probe or guards.breakers.closed(entry.worker)):  # while it waited
             attempt.end()
             return None
         return attempt

@@ -47,6 +47,11 @@ class Breakers(Protocol):
         """Leave for one request; None while it is open, or half-open with every probe taken."""
         ...
 
+    def last(self, worker: str) -> Permit | None:
+        """Leave for a request that nobody else can take, however its breaker stands; None: somebody holds it open. Of the workers
+        in rotation one at least is closed, or all are tried: where a copy says otherwise it is behind, or others have left."""
+        ...
+
     def begun(self, permit: Permit) -> None:
         """A fine answer has begun. That ends a probe: a stream that goes on for minutes must not keep the next one waiting. What
         breaks afterwards is told by ``ended`` like any failure. Never raises, never waits."""

@@ -224,3 +224,21 @@ async def test_a_client_that_leaves_during_the_second_try_takes_no_failure_back(
         gate.open()
         assert await filling == 200
         await site.free()
+
+
+async def test_a_breaker_does_not_refuse_what_nobody_else_can_take() -> None:
+    """Of two workers one is open, and the other is drained: the open one is asked, and its answer passed on."""
+    breakers = AloneBreakers(BreakerRules(volume=1, open_s=60.0))
+    async with Site("a", "b", breakers=breakers) as site:
+        permit = await breakers.permit("a")
+        assert permit is not None
+        breakers.ended(permit, Outcome.FAILED)
+        assert breakers.states()["a"] == "open"
+        async with site.post() as answer:
+            assert answer.status == 200
+        assert not site.stands["a"].requests
+        site.route(2, b=WorkerState.OUT)
+        async with site.post() as answer:
+            assert answer.status == 200
+        assert len(site.stands["a"].requests) == 1
+        await site.free()
