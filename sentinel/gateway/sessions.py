@@ -25,7 +25,7 @@ from sentinel.store import StoreError
 from sentinel.store.responses import ResponseRecords
 
 SESSIONS_MAX = 200_000  # about 40 MB; the longest unused goes first
-PATIENCE_S = 0.1  # that one answer or question waits for the store
+PATIENCE_S = 0.5  # that one answer or question waits for the store: who does not hear goes to a worker that knows nothing of it
 AWAY_S = 1.0  # after one that the store did not answer, none is asked for so long
 _FIRST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,256})"')
 
