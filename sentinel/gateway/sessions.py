@@ -93,6 +93,10 @@ class Holders:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
+    async def told(self) -> None:
+        """Wait until what ``keep_soon`` was given is known to all, or the store was not to be had."""
+        await asyncio.gather(*self._telling)
+
     async def _asked(self, question: Coroutine[object, object, T], otherwise: T) -> T:
         """A store that is away holds up one request a second, and no other."""
         if self._clock() < self._away_until:
