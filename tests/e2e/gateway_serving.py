@@ -31,6 +31,7 @@ from sentinel.tokens import digest
 KEY = "key-of-alice"
 POOL = "chat"
 RETRIES, BROKEN = "sentinel_gateway_retries_total", "sentinel_gateway_stream_errors_total"
+REFUSED = "sentinel_gateway_refused_total"  # by pool, tenant and limit
 
 
 class Front:

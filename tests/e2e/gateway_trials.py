@@ -21,7 +21,7 @@ from sentinel.serving.adapters import open_discovery
 from sentinel.serving.dynamo import DynamoAdapter
 from tests.e2e.dynamo import DynamoRig, MemoryKeep, RigHands
 from tests.e2e.gateway_clients import Load
-from tests.e2e.gateway_serving import BROKEN, RETRIES, Front, samples, total
+from tests.e2e.gateway_serving import BROKEN, REFUSED, RETRIES, Front, samples, total
 from tests.e2e.vllm import Vllm
 
 MIGRATED = "dynamo_frontend_model_migration_total"
@@ -50,6 +50,7 @@ async def trial(
         "retried": total(after, RETRIES) - total(before, RETRIES),
         "migrated": max(0, moved_after - moved),
         "broken_after_the_first_byte": total(after, BROKEN) - total(before, BROKEN),
+        "refused": {k: v - before[k] for k, v in after.items() if k.startswith(REFUSED) and v > before[k]},
     }  # fmt: skip
 
 
