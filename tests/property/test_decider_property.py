@@ -26,14 +26,14 @@ from sentinel.decide.state.picture import ENDED, effect_key
 from sentinel.decide.state.planned import known_to
 from sentinel.model import Action, Component, Drain, DrainState, Response, Severity, Suspect, WorkerState, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
-from tests.property.walk import Walk
+from tests.property.walk import WalkWithHolds
 
 WORKERS = ["prefill-1", "decode-1", "decode-2", "decode-3", "decode-4", "spill-1", "spill-2"]
 NODES = [f"t{n:02d}" for n in range(1, 9)]
 EVENTS = msgspec.json.Decoder(AnyEvent)
 
 
-class Fleet(Walk):
+class Fleet(WalkWithHolds):
     """Faults, looks, people, failing effects, passing time and changing leaders, in any order."""
 
     @initialize(floor=st.sampled_from([0.0, 0.5, 0.75, 1.0]))
@@ -228,17 +228,6 @@ class Fleet(Walk):
         if doubtful and not facts and self.world.fleet is self.whole:
             lost = sum(1.0 - p.keeps(d.response) for w in doubtful if (d := p.open_drain(w.name)))
             assert len(decoders) - lost >= self.floor * len(decoders) - 1e-9
-
-    @invariant()
-    def holds_win(self) -> None:
-        """No worker held in has an automatic drain that began during the hold."""
-        if not hasattr(self, "world"):
-            return
-        p = self.world.decider.p
-        for worker in p.workers.values():
-            hold, drain = p.held(worker, "in"), p.open_drain(worker.name)
-            if hold and drain and drain.kind == "drain" and drain.by == "sentinel":
-                assert drain.requested_at <= hold.at
 
     @invariant()
     def open_drains_are_alive(self) -> None:

@@ -21,14 +21,14 @@ from sentinel.decide.state.events import (
 from sentinel.decide.state.relayed import FAILING
 from sentinel.model import Action, Component, Drain, Severity, Suspect
 from sentinel.testing.decisions import World, rack
-from tests.property.walk import Walk
+from tests.property.walk import WalkWithHolds
 
 WORKERS = ["prefill-1", "decode-1", "decode-2", "decode-3", "decode-4", "spill-1"]
 NODES = [f"t{n:02d}" for n in range(1, 9)]
 EVENTS = msgspec.json.Decoder(AnyEvent)
 
 
-class Gateways(Walk):
+class Gateways(WalkWithHolds):
     """Gateways that come, go and tell of breakers, beside agents, looks, people, failing effects and changing leaders."""
 
     @initialize(floor=st.sampled_from([0.0, 0.5, 1.0]))
@@ -120,17 +120,6 @@ class Gateways(Walk):
                 others = [i for i in decider.incidents.about(incident.culprit) if i.id != incident.id]
                 told = [i for i in others if any(f.check != FAILING for f, _ in decider.incidents.demands(i, eases=False))]
                 assert not told or decider.incidents.drains_of(incident), (incident.id, [i.key for i in told])
-
-    @invariant()
-    def holds_win(self) -> None:
-        """No worker held in has an automatic drain that began during the hold."""
-        if not hasattr(self, "world"):
-            return
-        p = self.world.decider.p
-        for worker in p.workers.values():
-            hold, drain = p.held(worker, "in"), p.open_drain(worker.name)
-            if hold and drain and drain.kind == "drain" and drain.by == "sentinel":
-                assert drain.requested_at <= hold.at
 
     @invariant()
     def doubt_never_crosses_the_floor(self) -> None:

@@ -54,3 +54,18 @@ class Walk(RuleBasedStateMachine):
         for kind, mine in (("drain", p.drains), ("incident", p.incidents), ("hold", p.holds)):
             assert {k: v for (kd, k), v in self.world.store.items() if kd == kind} == mine
         assert set(self.world.pending) == set(p.outstanding.values())
+
+
+class WalkWithHolds(Walk):
+    """A walk in which people hold workers in and out."""
+
+    @invariant()
+    def holds_win(self) -> None:
+        """No worker held in has an automatic drain that began during the hold."""
+        if not hasattr(self, "world"):
+            return
+        p = self.world.decider.p
+        for worker in p.workers.values():
+            hold, drain = p.held(worker, "in"), p.open_drain(worker.name)
+            if hold and drain and drain.kind == "drain" and drain.by == "sentinel":
+                assert drain.requested_at <= hold.at
