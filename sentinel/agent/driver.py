@@ -138,6 +138,7 @@ class ChildDriver:
             raise ProbeError(self._said)
         if (self._acked < self._round or self._owing()) and _stopped(process.pid):
             # Nothing of it can have answered, so its silence says nothing about the driver.
+            self._forgive_silence()
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
             raise ProbeError(f"the driver child (pid {process.pid}) was stopped by a signal and is told to go on")
@@ -167,6 +168,15 @@ class ChildDriver:
         else:
             since = [g.asked_at for g in self._gpus.values() if g.asked_at is not None]
         return max((at + self._deadline - self._clock() for at in since), default=0.0)
+
+    def _forgive_silence(self) -> None:
+        """Count from now what was not overdue before this question: the child could not have answered while it was stopped."""
+        now = self._clock()
+        if self._opening_since is not None and self._put_at - self._opening_since < self._deadline:
+            self._opening_since = now
+        for gpu in self._gpus.values():
+            if gpu.asked_at is not None and self._put_at - gpu.asked_at < self._deadline:
+                gpu.asked_at = now
 
     def _answer(self) -> dict[str, Any]:
         answer: dict[str, Any] = {"error": None, "driver": None, "nvml": self._nvml, "gpus": [], "xid_events": self._heard.answer()}

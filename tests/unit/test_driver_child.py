@@ -211,6 +211,29 @@ async def test_a_child_that_is_stopped_is_no_hung_driver(tray: Tray, busy: bool)
     assert driver.pid == pid
 
 
+async def test_the_time_a_child_was_stopped_counts_against_no_gpu(tray: Tray) -> None:
+    """A call that the stop interrupted has its whole deadline again once the child goes on; one that was overdue before stays named."""
+    driver = tray.driver(1.5)
+    await warm(driver)
+    assert driver.pid
+    tray.state.gpus[0].hang = ("*",)
+    tray.save()
+    assert hung(await driver.read()) == ["0008:01:00.0"]
+    tray.state.gpus[1].hang = ("*",)
+    tray.save()
+    reading = asyncio.create_task(driver.read())
+    await asyncio.sleep(0.1)
+    os.kill(driver.pid, signal.SIGSTOP)
+    with pytest.raises(ProbeError, match="stopped by a signal and is told to go on"):
+        await reading
+    assert driver.hung == ("0008:01:00.0",)
+    reading = asyncio.create_task(driver.read())
+    await asyncio.sleep(0.3)
+    tray.state.gpus[1].hang = ()
+    tray.save()
+    assert hung(await reading) == ["0008:01:00.0"]
+
+
 STAND_IN = """#!{python}
 import json, sys
 for line in sys.stdin:
