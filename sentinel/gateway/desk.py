@@ -95,7 +95,8 @@ class Desk:
         return found
 
     def sweep(self) -> None:
-        """Close connections that have been idle for too long; to be called every second."""
+        """Close connections that have been idle for too long, and sort what was measured; to be called every second."""
+        self.meters.fold()
         for origin in self._origins.values():
             origin.sweep()
 

@@ -26,18 +26,28 @@ OUTCOMES = ("ok", "client_error", "busy", "failed", "broken", "gone", "refused")
 
 
 class Histogram:
-    __slots__ = ("bounds", "counts", "sum")
+    """``add`` only appends, which is all that a stream may cost; samples are sorted into buckets when somebody looks, and each
+    second (``fold``), so that they do not pile up."""
+
+    __slots__ = ("_new", "add", "bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self._new: list[float] = []
+        self.add = self._new.append
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def fold(self) -> None:
+        if self._new:
+            bounds, counts = self.bounds, self.counts
+            for value in self._new:
+                counts[bisect_left(bounds, value)] += 1
+            self.sum += sum(self._new)
+            self._new.clear()
 
     def buckets(self) -> list[tuple[str, float]]:
+        self.fold()
         total, shown = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -52,6 +62,11 @@ class Flow:
 
     def __init__(self) -> None:
         self.first, self.gaps, self.rate = Histogram(FIRST), Histogram(GAP), Histogram(RATE)
+
+    def fold(self) -> None:
+        self.first.fold()
+        self.gaps.fold()
+        self.rate.fold()
 
 
 class Meters(Collector):
@@ -74,6 +89,11 @@ class Meters(Collector):
         if found is None:
             found = self.flows[pool, worker] = Flow()
         return found
+
+    def fold(self) -> None:
+        """To be called every second."""
+        for flow in self.flows.values():
+            flow.fold()
 
     def know(self, pool: str, worker: str) -> None:
         """A worker that may be sent requests: its series begin at 0."""

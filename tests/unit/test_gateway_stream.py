@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import TYPE_CHECKING, cast
 
+import pytest
 from aiohttp import web
 
+from sentinel.gateway.classify import Trouble
+from sentinel.gateway.framing import LAST_CHUNK, Body, chunk, parse_head
+from sentinel.gateway.meters import Flow
+from sentinel.gateway.stream import Relay
 from tests.gateway_site import MODEL, Site
+
+if TYPE_CHECKING:
+    from sentinel.gateway.front import Client
+    from sentinel.gateway.upstream import Connection
 
 EVENT = b"data: " + b"x" * 500 + b"\n\n"
 EVENTS = 40_000  # 20 MB: far more than sockets and transports hold
@@ -65,3 +75,64 @@ async def test_an_error_that_the_worker_tells_is_counted_however_its_end_arrives
         await site.free()
         counted = await site.metrics()
         assert counted['sentinel_gateway_stream_errors_total{pool="p",why="worker_error",worker="a"}'] == 1.0
+
+
+DELTA = b'data: {"id":"1","choices":[{"delta":{"content":"x"}}]}\n\n'
+ERROR = b'data: {"error":{"message":"out of memory"}}\n\n'
+DONE = b"data: [DONE]\n\n"
+RESPONSE = b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "events", "told"),
+    [
+        ([DELTA] * 5 + [DONE], 6, False),
+        ([DELTA] * 5 + [ERROR], 6, True),
+        ([DELTA] * 5 + [ERROR, DONE], 7, True),
+        ([DELTA, DELTA + DELTA, DELTA + ERROR, DONE], 6, True),
+        ([DELTA, ERROR, DELTA, DELTA, DONE], 5, False),
+        ([part.replace(b"\n", b"\r\n") for part in (DELTA, DELTA, DELTA, ERROR, DONE)], 5, True),
+        ([RESPONSE] * 4 + [RESPONSE + RESPONSE, b'event: error\ndata: {"message":"x"}\n\n'], 7, True),
+        ([RESPONSE] * 4 + [b'event: response.completed\ndata: {"response":{}}\n\n'], 5, False),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 7, 40])
+async def test_events_are_counted_and_an_error_is_seen_however_they_arrive(
+    pieces: list[bytes], events: int, told: bool, size: int
+) -> None:
+    """Whichever way through the relay its bytes take (``size`` at a time; 0: a chunk), a stream's events all count, what arrives is
+    what was sent, and only an error at its end is the worker's."""
+    chunks = [*map(chunk, pieces), LAST_CHUNK]
+    arrived = [b"".join(chunks)[at : at + size] for at in range(0, len(b"".join(chunks)), size)] if size else chunks
+    flow, ends = Flow(), Ends()
+    head = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked")
+    relay = Relay(cast("Client", ends), cast("Connection", ends), head, flow, stall_s=60.0)
+    relay.start()
+    for part in arrived:
+        relay.data_received(part)
+    assert (relay.events, relay.ended.result()) == (events, Trouble.WORKER_ERROR if told else None)
+    body = Body(head)
+    assert body.feed(bytes(ends.got)) == b"".join(pieces) and body.done
+    flow.fold()
+    if not size:
+        assert sum(flow.gaps.counts) == len(pieces) - 1
+
+
+class Ends:
+    """Both connections of a relay, as far as it uses them."""
+
+    writing_paused = closed = False
+    relay: Relay | None = None
+
+    def __init__(self) -> None:
+        self.got = bytearray()
+        self.out = self
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    def take(self, relay: Relay) -> bytes:
+        return b""
+
+    def done(self) -> None:
+        """The worker's connection may be kept."""
