@@ -88,6 +88,11 @@ class Attempt:
         self.outcome = of_status(told, out=out) if trouble is Trouble.WORKER_ERROR else of_trouble(trouble, out=out)
 
     @property
+    def reached(self) -> bool:
+        """Whether its worker may have had anything of the request; else another try asks nobody twice, and needs no budget."""
+        return self.trouble is not Trouble.REFUSED
+
+    @property
     def reason(self) -> str:
         """A word for the metrics."""
         if self.trouble is not None:

@@ -203,14 +203,15 @@ class Forward:
         self._say("a try failed", worker, failed.why, x)
         if not elsewhere(failed.outcome, failed.trouble):
             return None
-        if not self._budget.spend():
+        if failed.reached and not self._budget.spend():
             meters.unretried["budget"] += 1
             return None
         failed.make_room()
         try:
             other = await self._place(x, but=worker)
         except BaseException as error:
-            self._budget.give_back()
+            if failed.reached:
+                self._budget.give_back()
             if not isinstance(error, ApiError):
                 raise
             meters.unretried["nowhere"] += 1

@@ -51,7 +51,7 @@ class Prefill:
         last: Attempt | None = None
         try:
             for _ in range(TRIES):
-                if last is not None and not self._budget.spend():
+                if last is not None and last.reached and not self._budget.spend():
                     self._desk.meters.unretried["budget"] += 1
                     break
                 one = await self._next(x, order, decode.pool)

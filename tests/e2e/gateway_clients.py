@@ -90,10 +90,11 @@ class Load:
             asyncio.create_task(self._client(ask, name, stream)) for ask, name, stream, count in kinds for _ in range(count)
         ]
 
-    async def busy(self, streams: int) -> None:
-        """Wait until so many streams are under way at once."""
-        async with asyncio.timeout(60):
-            while self.begun < streams:
+    async def busy(self) -> None:
+        """Wait until every client has a request under way and half of the streams have shown something: in a closed loop the
+        others wait for their first token, and more of them where an engine is quick once it has begun."""
+        async with asyncio.timeout(120):
+            while len(self._under_way) < len(self._clients) or self.begun < self.streams // 2:
                 await asyncio.sleep(0.01)
 
     async def turned(self) -> None:

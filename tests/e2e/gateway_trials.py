@@ -39,7 +39,7 @@ async def trial(
     front: Front, load: Load, fault: Fault, *, migrates: bool, frontends: Callable[[], list[str]] = list
 ) -> dict[str, Any]:
     """Do it, wait until what was under way has ended, and say what clients and counters saw."""
-    await load.busy(load.streams * 4 // 5)
+    await load.busy()
     await front.spread(load.streams // (len(front.asked) * 2))
     before, moved, began = await front.counted(), await migrations(frontends()), monotonic()
     await fault()
@@ -48,6 +48,7 @@ async def trial(
     return {
         **load.since(began).summary(migrates=migrates),
         "retried": total(after, RETRIES) - total(before, RETRIES),
+        "retries": {k: v - before[k] for k, v in after.items() if k.startswith(RETRIES) and v > before[k]},
         "migrated": max(0, moved_after - moved),
         "broken_after_the_first_byte": total(after, BROKEN) - total(before, BROKEN),
         "refused": {k: v - before[k] for k, v in after.items() if k.startswith(REFUSED) and v > before[k]},

@@ -212,7 +212,7 @@ async def test_a_child_that_is_stopped_is_no_hung_driver(tray: Tray, busy: bool)
 
 
 async def test_the_time_a_child_was_stopped_counts_against_no_gpu(tray: Tray) -> None:
-    """A call that the stop interrupted has its whole deadline again once the child goes on; one that was overdue before stays named."""
+    """A call that the stop interrupted has its whole deadline again once the child goes on; what was overdue before stays named."""
     driver = tray.driver(1.5)
     await warm(driver)
     assert driver.pid

@@ -125,6 +125,17 @@ async def test_second_tries_are_bounded() -> None:
         assert (await site.metrics())['sentinel_gateway_unretried_total{why="budget"}'] == 3
 
 
+async def test_what_reached_nobody_is_tried_elsewhere_without_a_budget() -> None:
+    """A worker that takes no connection has had nothing of a request, so going elsewhere asks nobody twice: none of them fails."""
+    async with Site("a", "b", retry_reserve=0, retry_share=0.0) as site:
+        await site.stands["a"].stop()
+        for n in range(20):
+            async with site.post(content=f"{n}") as answer:
+                assert answer.status == 200
+        assert (await site.metrics())['sentinel_gateway_retries_total{pool="p",why="refused",worker="a"}'] > 0
+        assert (await site.metrics())['sentinel_gateway_unretried_total{why="budget"}'] == 0
+
+
 @pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.FINE), (404, Outcome.FINE), (422, Outcome.FINE)])
 async def test_a_clients_mistake_is_passed_on_and_blames_nobody(status: int, outcome: Outcome) -> None:
     """No second try, no failure."""
