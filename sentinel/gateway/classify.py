@@ -6,6 +6,8 @@ This module exists because every known gateway gets a part of this table wrong: 
 * A client's mistake (4xx) never counts against a worker; back-pressure (429, 503, and 529 as Dynamo may be told to say) is neutral.
 * What a worker does after it left rotation is ignored: vLLM 0.32 answers 500 behind a green /health once it got SIGTERM.
 * A try may be repeated elsewhere only before a byte of an answer has reached the client.
+* Silence while this process did not run (stopped, starved, its machine paused) says nothing about a worker: what it said lies
+  unread in the sockets, and timers ring before those are read.
 """
 
 from __future__ import annotations
@@ -43,6 +45,14 @@ def of_status(status: int, *, out: bool = False) -> Outcome:
 def of_trouble(trouble: Trouble, *, out: bool = False) -> Outcome:
     """No complete answer."""
     return Outcome.IGNORED if out or trouble in (Trouble.CLIENT, Trouble.STOPPING) else Outcome.FAILED
+
+
+LATE_S = 0.25  # what a busy loop may take to ring
+
+
+def unheard(now: float, due: float, patience_s: float) -> float:
+    """Seconds to wait on, once, where a timer that was ``due`` rang so late that this process can not have listened; 0: it has."""
+    return min(now - due, patience_s) if now - due > LATE_S else 0.0
 
 
 def elsewhere(outcome: Outcome, trouble: Trouble | None = None) -> bool:

@@ -14,10 +14,11 @@ is one method on plain attributes. What always holds:
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from sentinel.gateway.classify import Trouble
+from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, whole
 from sentinel.gateway.opening import status_told
@@ -48,9 +49,9 @@ class Relay:
     """Passes one body on. ``chunked``: the client takes chunks (HTTP/1.1); ``raw``: as they come from the worker."""
 
     __slots__ = (
-        "_before", "_body", "_chunked", "_client", "_connection", "_fast", "_gap", "_held_at", "_last", "_loop", "_mark", "_open",
-        "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write", "ended",
-        "events", "first_at",
+        "_before", "_body", "_chunked", "_client", "_connection", "_due", "_fast", "_gap", "_held_at", "_last", "_loop", "_mark",
+        "_open", "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write",
+        "ended", "events", "first_at",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,7 @@ class Relay:
         self._recent = self._before = b""  # what was passed on last, to see how a stream ended: an error, and then [DONE]
         self._mark = b""  # what separates its events
         self._last = self.first_at = 0.0
+        self._due = 0.0  # when the timer rings; inf: it has been late once already
         self._held_at = 0.0  # since when the client takes nothing; 0: it does
         self.events = 0
         self.ended: asyncio.Future[Trouble | None] = self._loop.create_future()
@@ -88,6 +90,7 @@ class Relay:
     def start(self) -> None:
         """Take the connection over. The head must have been written."""
         self._last = monotonic()
+        self._due = self._last + self._stall_s
         self._timer = self._loop.call_later(self._stall_s, self._look)
         self._client.relay = self
         if self._client.writing_paused:
@@ -221,7 +224,12 @@ class Relay:
 
     def _look(self) -> None:
         """One timer for the stream, moved on when it rings: nothing is set anew for each piece."""
-        left = (self._held_at or self._last) + self._stall_s - monotonic()
+        now = monotonic()
+        left = (self._held_at or self._last) + self._stall_s - now
+        if left > 0:
+            self._due = now + left + 0.001
+        else:
+            left, self._due = unheard(now, self._due, self._stall_s), inf
         if left > 0:
             self._timer = self._loop.call_later(left + 0.001, self._look)
         elif self._held_at:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from math import inf
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from sentinel.gateway.classify import Trouble
+from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.framing import HEAD_MAX, Garbled, Head, parse_head
 from sentinel.gateway.opening import opening
 
@@ -49,7 +50,9 @@ class Taker(Protocol):
 class Connection(asyncio.Protocol):
     """One connection to a worker."""
 
-    __slots__ = ("_early", "_waiter", "closed", "error", "head", "idle_since", "origin", "taker", "told", "transport", "used")
+    __slots__ = (
+        "_bell", "_early", "_waiter", "closed", "error", "head", "idle_since", "origin", "taker", "told", "transport", "used",
+    )  # fmt: skip
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -62,6 +65,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._early = b""
         self._waiter: asyncio.Future[None] | None = None
+        self._bell: asyncio.TimerHandle
 
     # -- as a protocol ------------------------------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.head, self.told, self._early = None, 0, b""
         self._waiter = loop.create_future()
-        late = loop.call_later(patience_s, self._late, patience_s)
+        self._bell = loop.call_later(patience_s, self._late, patience_s, time.monotonic() + patience_s)
         if len(body) < 16384:
             self.transport.write(request + body)
         else:
@@ -110,14 +114,17 @@ class Connection(asyncio.Protocol):
         try:
             await self._waiter
         finally:
-            late.cancel()
+            self._bell.cancel()
             self._waiter = None
         if self.head is None:
             raise Broken(Trouble.EARLY, "it closed the connection before it answered")
         return self.head
 
-    def _late(self, patience_s: float) -> None:
-        if self._waiter is not None and not self._waiter.done():
+    def _late(self, patience_s: float, due: float) -> None:
+        now = time.monotonic()
+        if more := unheard(now, due, patience_s):
+            self._bell = asyncio.get_running_loop().call_later(more, self._late, patience_s, inf)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(Broken(Trouble.FIRST_BYTE, f"nothing of an answer came within {patience_s:g} s"))
 
     @property
@@ -210,15 +217,20 @@ class Origin:
                 if kept.idle_since > oldest:
                     return kept
                 kept.abort()
-        try:
-            async with asyncio.timeout(self._connect_s):
-                loop = asyncio.get_running_loop()
-                _, made = await loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
-        except TimeoutError:
-            raise Broken(Trouble.REFUSED, f"no connection within {self._connect_s:g} s") from None
-        except OSError as error:
-            raise Broken(Trouble.REFUSED, f"no connection: {error.strerror or error}") from None
-        return made
+        patience = self._connect_s
+        due = time.monotonic() + patience
+        while True:
+            try:
+                async with asyncio.timeout(patience):
+                    loop = asyncio.get_running_loop()
+                    _, made = await loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
+                return made
+            except TimeoutError:
+                patience, due = unheard(time.monotonic(), due, self._connect_s), inf
+                if not patience:
+                    raise Broken(Trouble.REFUSED, f"no connection within {self._connect_s:g} s") from None
+            except OSError as error:
+                raise Broken(Trouble.REFUSED, f"no connection: {error.strerror or error}") from None
 
     def forget(self, gone: Connection) -> None:
         if gone in self.idle:

@@ -24,7 +24,7 @@ import aiohttp
 from sentinel.config import DynamoSettings, StoreSettings
 from sentinel.gateway.models import frontend_name
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
-from sentinel.store import PublishRoutes, Store, open_store
+from sentinel.store import PublishRoutes, Store, StoreError, open_store
 from sentinel.store.gateways import Gateways
 from sentinel.tokens import digest
 
@@ -32,6 +32,7 @@ KEY = "key-of-alice"
 POOL = "chat"
 RETRIES, BROKEN = "sentinel_gateway_retries_total", "sentinel_gateway_stream_errors_total"
 REFUSED = "sentinel_gateway_refused_total"  # by pool, tenant and limit
+UNRETRIED = "sentinel_gateway_unretried_total"  # by why: the budget, or nowhere to go
 
 
 class Front:
@@ -82,8 +83,15 @@ class Front:
         )
         table = Routes(version=self.version, pools=(RoutePool(pool=POOL, weight=1.0, workers=entries),))
         assert await self.store.decisions.commit(self._epoch, [PublishRoutes(table)])
-        while self.process is not None and not await self._gateways.acked(self.version):
+        while self.process is not None and not await self._acked():
             await asyncio.sleep(0.005)
+
+    async def _acked(self) -> bool:
+        """A store that is slow to answer is asked again: beside engines that start it may take its time."""
+        try:
+            return await self._gateways.acked(self.version)
+        except StoreError:
+            return False
 
     async def counted(self) -> Counter[str]:
         """Every sample of every process's /metrics, added up."""

@@ -21,7 +21,7 @@ from sentinel.serving.adapters import open_discovery
 from sentinel.serving.dynamo import DynamoAdapter
 from tests.e2e.dynamo import DynamoRig, MemoryKeep, RigHands
 from tests.e2e.gateway_clients import Load
-from tests.e2e.gateway_serving import BROKEN, REFUSED, RETRIES, Front, samples, total
+from tests.e2e.gateway_serving import BROKEN, REFUSED, RETRIES, UNRETRIED, Front, samples, total
 from tests.e2e.vllm import Vllm
 
 MIGRATED = "dynamo_frontend_model_migration_total"
@@ -48,10 +48,9 @@ async def trial(
     return {
         **load.since(began).summary(migrates=migrates),
         "retried": total(after, RETRIES) - total(before, RETRIES),
-        "retries": {k: v - before[k] for k, v in after.items() if k.startswith(RETRIES) and v > before[k]},
+        "more": {k: v - before[k] for k, v in after.items() if k.startswith((RETRIES, UNRETRIED, REFUSED)) and v > before[k]},
         "migrated": max(0, moved_after - moved),
         "broken_after_the_first_byte": total(after, BROKEN) - total(before, BROKEN),
-        "refused": {k: v - before[k] for k, v in after.items() if k.startswith(REFUSED) and v > before[k]},
     }  # fmt: skip
 
 

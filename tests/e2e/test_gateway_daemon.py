@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,96 +13,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import aiohttp
 import openai
 import pytest
 import pytest_asyncio
 
-from sentinel.config import StoreSettings
-from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
-from sentinel.store import PublishRoutes, Store, open_store
-from sentinel.store.gateways import Gateways
-from sentinel.tokens import digest
-from tests.conftest import free_port
-from tests.gateway_site import MODEL, Stand
-
-
-def neighbours(count: int) -> int:
-    """The first of ``count`` ports in a row that are free, below those that the kernel gives to connections."""
-    for first in random.sample(range(12000, 30000, 8), 500):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no ports are free")
-
-
-class Rig:
-    """A store, workers ``a`` and ``b``, and as many gateways as a test starts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.stands = {name: Stand(name) for name in ("a", "b")}
-        self.store: Store
-        self.gateways: Gateways
-        self.epoch = self.version = 0
-        self.running: list[subprocess.Popen[bytes]] = []
-
-    async def start(self) -> None:
-        for stand in self.stands.values():
-            await stand.start()
-        (self.folder / "keys").write_text(f"alice {digest('key-a')}\n", "utf-8")
-        self.store = await open_store(StoreSettings(url=f"embedded:{self.folder}"))
-        self.gateways = Gateways(self.store)
-        epoch = await self.store.lease.acquire("test", "http://test", 600)
-        assert epoch
-        self.epoch = epoch
-        await self.publish()
-
-    async def publish(self, **states: WorkerState) -> int:
-        self.version += 1
-        entries = tuple(
-            RouteEntry(worker=s.name, url=s.url, role=Role.BOTH, state=states.get(s.name, WorkerState.ACTIVE))
-            for s in self.stands.values()
-        )
-        table = Routes(version=self.version, pools=(RoutePool(pool="p", weight=1.0, workers=entries),))
-        assert await self.store.decisions.commit(self.epoch, [PublishRoutes(table)])
-        return self.version
-
-    async def gateway(self, *, processes: int = 1) -> tuple[subprocess.Popen[bytes], str, str]:
-        """Returns the process and its two addresses, once it serves."""
-        port, admin = free_port(), neighbours(processes)
-        file = self.folder / f"gateway-{port}.toml"
-        workers = "".join(f'[[workers]]\nname = "{s.name}"\npool = "p"\nurl = "{s.url}"\n' for s in self.stands.values())
-        file.write_text(
-            f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nkeys = "{self.folder}/keys"\n'
-            f'processes = {processes}\nfirst_byte = "3s"\nstall = "3s"\ndrain = "10s"\npoll = "60s"\npresence = "2s"\n'
-            f'[store]\nurl = "embedded:{self.folder}"\n[[pools]]\nname = "p"\nmodel = "{MODEL}"\n{workers}',
-            "utf-8",
-        )
-        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config", str(file)]
-        with (self.folder / f"log-{port}").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log)
-        self.running.append(process)
-        async with aiohttp.ClientSession() as http:
-            for number in range(processes):
-                for _ in range(600):
-                    assert process.poll() is None, (self.folder / f"log-{port}").read_text("utf-8")
-                    try:
-                        async with http.get(f"http://127.0.0.1:{admin + number}/healthz") as answer:
-                            if answer.status == 200:
-                                break
-                    except aiohttp.ClientError:
-                        await asyncio.sleep(0.02)
-        return process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}"
-
-    async def stop(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.wait()
-        for stand in self.stands.values():
-            await stand.stop()
-        await self.store.close()
+from sentinel.model import WorkerState
+from tests.gateway_rig import ASK, Rig, client
+from tests.gateway_site import MODEL
 
 
 @pytest_asyncio.fixture
@@ -118,13 +32,6 @@ async def rig() -> AsyncIterator[Rig]:
     finally:
         await made.stop()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def client(url: str, **more: int) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="key-a", max_retries=more.get("max_retries", 0), timeout=10.0)
-
-
-ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 
 
 async def test_the_openai_sdk_works_unchanged(rig: Rig) -> None:

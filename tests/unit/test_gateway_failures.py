@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -134,6 +135,34 @@ async def test_what_reached_nobody_is_tried_elsewhere_without_a_budget() -> None
                 assert answer.status == 200
         assert (await site.metrics())['sentinel_gateway_retries_total{pool="p",why="refused",worker="a"}'] > 0
         assert (await site.metrics())['sentinel_gateway_unretried_total{why="budget"}'] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_came_while_this_process_did_not_run_is_heard_before_anybody_is_blamed(stream: bool) -> None:
+    """Past every patience in one stop of the process, an answer is passed on, and no worker has failed; a silent one still does."""
+    short = Duration(0.4)
+    async with Site("a", first_byte=short, answer=short, stall=short) as site:
+        heard = Heard(site)
+        site.stands["a"].events, site.stands["a"].pause_s = 40, 0.02
+        asking = asyncio.create_task(ask(site, stream=stream))
+        while not site.stands["a"].requests:
+            await asyncio.sleep(0)
+        time.sleep(1.0)
+        if stream:
+            await asyncio.sleep(0.1)
+            time.sleep(1.0)
+        assert await asking == (200, True)
+        await site.free()
+        assert Outcome.FAILED not in {outcome for _, outcome in heard.outcomes}
+        site.stands["a"].freeze_after = 0
+        assert (await ask(site, stream=stream))[0] == 504
+
+
+async def ask(site: Site, *, stream: bool) -> tuple[int, bool]:
+    """The status, and whether the answer was whole."""
+    async with site.post(stream=stream) as answer:
+        body = await answer.read()
+        return answer.status, body.endswith(b"[DONE]\n\n") if stream else b"hello" in body
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.FINE), (404, Outcome.FINE), (422, Outcome.FINE)])
