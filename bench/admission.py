@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 
 import uvloop
+from load.stores import each
 
 from sentinel import logs
 from sentinel.config import StoreSettings
@@ -30,7 +30,7 @@ from sentinel.durations import Duration
 from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.guards import Slot
 from sentinel.settings_gateway import AdmissionSettings, PoolLimits, TenantLimits
-from sentinel.store import StoreError, open_store
+from sentinel.store import open_store
 from sentinel.store.admission import AdmissionRecords
 
 LEASE = 2.0
@@ -168,30 +168,10 @@ async def measure(url: str) -> dict[str, float]:
 
 
 async def main() -> None:
-    directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
     result: dict[str, object] = {"bench": "admission", "lease_s": LEASE}
-    try:
-        url = f"embedded:{directory}/store"
-        store = await open_store(StoreSettings(url=url))
-        result["embedded"] = await measure(url)
-        await store.close()
-        if program := shutil.which("redis-server", path="/usr/local/bin:/usr/bin:/usr/sbin"):
-            argv = [program, "--port", "0", "--unixsocket", "redis.sock", "--appendonly", "yes", "--save", ""]
-            server = subprocess.Popen(argv, cwd=directory, stdout=subprocess.DEVNULL)
-            url = f"unix://{directory}/redis.sock"
-            store = await open_store(StoreSettings(url=url))
-            while True:
-                try:
-                    await store.ping()
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.02)
-            result["redis"] = await measure(url)
-            await store.close()
-            server.kill()
-            server.wait()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sentinel-") as folder:
+        async for kind, url in each(Path(folder)):
+            result[kind] = await measure(url)
     print(json.dumps(result))
 
 

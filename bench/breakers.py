@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from load.stores import each
 
 from sentinel import logs
 from sentinel.config import StoreSettings
@@ -31,7 +30,7 @@ from sentinel.durations import Duration
 from sentinel.gateway.breakers import SharedBreakers
 from sentinel.gateway.guards import Outcome
 from sentinel.settings_gateway import BreakerSettings
-from sentinel.store import StoreError, open_store
+from sentinel.store import open_store
 from sentinel.store.breakers import BreakerRecords
 
 GATEWAYS, TRIPS, RUSH = 3, 20, 100
@@ -125,32 +124,11 @@ async def measure(url: str) -> dict[str, Any]:
 
 
 async def main() -> None:
-    directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
     result: dict[str, Any] = {"bench": "breakers", "gateways": GATEWAYS, "trips": TRIPS, "probes": POLICY.probes}
-    try:
-        if program := shutil.which("redis-server", path="/usr/local/bin:/usr/bin:/usr/sbin"):
-            argv = [program, "--port", "0", "--unixsocket", "redis.sock", "--appendonly", "yes", "--save", ""]
-            server = subprocess.Popen(argv, cwd=directory, stdout=subprocess.DEVNULL)
-            result["redis"] = await measured(f"unix://{directory}/redis.sock")
-            server.kill()
-            server.wait()
-        result["embedded"] = await measured(f"embedded:{directory}/store")
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sentinel-") as folder:
+        async for kind, url in each(Path(folder)):
+            result[kind] = await measure(url)
     print(json.dumps(result | {"load_beside": os.getloadavg()[0]}))
-
-
-async def measured(url: str) -> dict[str, Any]:
-    store = await open_store(StoreSettings(url=url))  # the embedded server is this process's, not a child's
-    while True:
-        try:
-            await store.ping()
-            break
-        except StoreError:
-            await asyncio.sleep(0.02)
-    found = await measure(url)
-    await store.close()
-    return found
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,12 +22,11 @@ from typing import Any
 
 import msgspec
 import uvloop
+from load.stores import likely
 from rivals.process import free_port
 
-from sentinel.config import StoreSettings
-from sentinel.durations import Duration
 from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
-from sentinel.store import PublishRoutes, Store, StoreError, open_store
+from sentinel.store import PublishRoutes, Store
 from sentinel.store.gateways import Gateways
 
 GATEWAYS, SIZES, PAUSE_S = 3, (8, 1_000, 10_000), 0.1
@@ -97,28 +94,11 @@ async def measure(store: Store, url: str, folder: Path, size: int, changes: int)
 
 async def main(changes: int) -> None:
     result: dict[str, Any] = {"bench": "route_push", "gateways": GATEWAYS, "changes": changes}
-    program = shutil.which("redis-server", path="/usr/local/bin:/usr/bin:/usr/sbin")
     for size in SIZES:
-        with tempfile.TemporaryDirectory(prefix="sentinel-") as name, contextlib.ExitStack() as stack:
-            folder = Path(name)
-            url = f"embedded:{folder}/store"
-            if program:
-                argv = [program, "--port", "0", "--unixsocket", f"{folder}/redis.sock", "--appendonly", "yes", "--save", ""]
-                redis = subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL)
-                stack.callback(redis.wait)
-                stack.callback(redis.kill)
-                url = f"unix://{folder}/redis.sock"
-            store = await open_store(StoreSettings(url=url, timeout=Duration(5.0)))
-            async with asyncio.timeout(30):
-                while True:
-                    with contextlib.suppress(StoreError):
-                        await store.ping()
-                        break
-                    await asyncio.sleep(0.02)
-            result["store"] = "redis-server" if program else "embedded Valkey"
-            result[f"workers_{size}"] = await measure(store, url, folder, size, changes)
-            print(f"{size} workers: {result[f'workers_{size}']}", flush=True)
-            await store.close()
+        with tempfile.TemporaryDirectory(prefix="sentinel-") as folder:
+            async with likely(Path(folder)) as (result["store"], url, store):
+                result[f"workers_{size}"] = await measure(store, url, Path(folder), size, changes)
+                print(f"{size} workers: {result[f'workers_{size}']}", flush=True)
     print(json.dumps(result))
 
 

@@ -18,7 +18,6 @@ import json
 import logging
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -27,17 +26,19 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from load.stores import embedded, redis, redis_program
 from redis.asyncio import Redis
 
-from sentinel.config import Duration, StoreSettings
+from sentinel.config import Duration
 from sentinel.decide.decider import Decider
 from sentinel.decide.rules.policy_file import default_policy
 from sentinel.model import Drain, Response, Role, RouteEntry, RoutePool, Routes, WorkerState
-from sentinel.store import PublishRoutes, Put, Store, StoreError, open_store
+from sentinel.store import PublishRoutes, Put, Store
 from sentinel.testing.control import running_controller
 from sentinel.testing.decisions import rack
 from sentinel.testing.failover import DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS, RedisPair
 
+TIMEOUT_S = 10.0
 DRAIN = Drain(id="d", worker="decode-01", response=Response.DRAIN, reason="row remap pending on GPU 2", requested_at=1.8e9)
 TABLE = tuple(
     RoutePool(
@@ -152,44 +153,29 @@ async def failovers(pair: RedisPair, times: int = 5) -> dict[str, object]:
 
 
 async def main() -> None:
-    directory = Path(tempfile.mkdtemp(prefix="sentinel-"))
     result: dict[str, object] = {"bench": "store", "routes": 200}
-    timeout = Duration(10.0)
-    try:
-        store = await open_store(StoreSettings(url=f"embedded:{directory}/store", timeout=timeout))
-        result["embedded"] = await medians(store)
-        raw = Redis(unix_socket_path=f"{directory}/store/valkey.sock")
-        await raw.config_set("appendfsync", "everysec")
-        await raw.flushall()
-        result["embedded_everysec"] = await medians(store)
-        await raw.aclose()
-        await store.close()
-        if program := shutil.which("redis-server", path="/usr/local/bin:/usr/bin:/usr/sbin"):
-            argv = [program, "--port", "0", "--unixsocket", "redis.sock", "--appendonly", "yes", "--save", ""]
-            server = subprocess.Popen(argv, cwd=directory, stdout=subprocess.DEVNULL)
-            store = await open_store(StoreSettings(url=f"unix://{directory}/redis.sock", timeout=timeout))
-            while True:
-                try:
-                    await store.ping()
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.02)
-            result["redis"] = await medians(store)
-            await store.close()
-            server.kill()
-            server.wait()
+    with tempfile.TemporaryDirectory(prefix="sentinel-") as name:
+        folder = Path(name)
+        async with embedded(folder, TIMEOUT_S) as (_, store):
+            result["embedded"] = await medians(store)
+            raw = Redis(unix_socket_path=f"{folder}/store/valkey.sock")
+            await raw.config_set("appendfsync", "everysec")
+            await raw.flushall()
+            result["embedded_everysec"] = await medians(store)
+            await raw.aclose()
+        if program := redis_program():
+            async with redis(program, folder, TIMEOUT_S) as (_, store):
+                result["redis"] = await medians(store)
             pair = RedisPair(Path(program))
             try:
                 await pair.start()
-                store = await pair.open(10.0)
+                store = await pair.open(TIMEOUT_S)
                 result["through_sentinel"] = await medians(store)
                 await pair.ask(await pair.primary(), "FLUSHALL")
                 await store.close()
                 result["failover"] = await failovers(pair)
             finally:
                 pair.close()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps(result))
 
 

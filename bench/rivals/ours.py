@@ -7,9 +7,10 @@ redis-server on the load's core, since it runs on another machine; where there i
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
+
+from load.stores import redis_program
 
 from rivals.others import Start
 from rivals.process import LOAD, Process, free_port
@@ -32,7 +33,7 @@ class Site:
 
     async def start(self) -> None:
         self.url, self.kind = f"embedded:{self.folder}/store", "embedded Valkey"
-        if program := shutil.which("redis-server", path="/usr/local/bin:/usr/bin:/usr/sbin"):
+        if program := redis_program():
             argv = [program, "--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--appendonly", "no", "--save", ""]
             self.redis = Process(argv, LOAD, self.folder / "redis.log")
             self.url, self.kind = f"unix://{self.folder}/redis.sock", "redis-server"
