@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 import subprocess
-import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -23,17 +21,8 @@ from sentinel.store import PublishRoutes, Store, open_store
 from sentinel.store.gateways import Gateways
 from sentinel.tokens import digest
 from tests.conftest import free_port
+from tests.gateway_process import lives, neighbours, short_folder, started, tables
 from tests.gateway_site import MODEL, Stand
-
-
-def neighbours(count: int) -> int:
-    """The first of ``count`` ports in a row that are free, below those that the kernel gives to connections."""
-    for first in random.sample(range(12000, 30000, 8), 500):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no ports are free")
 
 
 class Rig:
@@ -73,21 +62,18 @@ class Rig:
         """Returns the process and its two addresses, once it serves. ``more``: tables below ``[gateway]``."""
         port, admin = free_port(), neighbours(processes)
         file = self.folder / f"gateway-{port}.toml"
-        workers = "".join(f'[[workers]]\nname = "{s.name}"\npool = "p"\nurl = "{s.url}"\n' for s in self.stands.values())
         file.write_text(
             f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nkeys = "{self.folder}/keys"\n'
             f'processes = {processes}\nfirst_byte = "3s"\nstall = "3s"\ndrain = "10s"\npoll = "60s"\npresence = "2s"\n{more}'
-            f'[store]\nurl = "{self.url}"\n[[pools]]\nname = "p"\nmodel = "{MODEL}"\n{workers}',
+            f'[store]\nurl = "{self.url}"\n{tables("p", MODEL, {s.name: s.url for s in self.stands.values()})}',
             "utf-8",
         )
-        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config", str(file)]
-        with (self.folder / f"log-{port}").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log)
+        process = started(file)
         self.running.append(process)
         async with aiohttp.ClientSession() as http:
             for number in range(processes):
                 for _ in range(600):
-                    assert process.poll() is None, (self.folder / f"log-{port}").read_text("utf-8")
+                    lives(process, file)
                     try:
                         async with http.get(f"http://127.0.0.1:{admin + number}/healthz") as answer:
                             if answer.status == 200:
@@ -103,6 +89,18 @@ class Rig:
         for stand in self.stands.values():
             await stand.stop()
         await self.store.close()
+
+
+@contextlib.asynccontextmanager
+async def running(store: str = "") -> AsyncIterator[Rig]:
+    """A rig that is up. ``store``: as of ``Rig``."""
+    with short_folder() as folder:
+        made = Rig(folder, store)
+        try:
+            await made.start()
+            yield made
+        finally:
+            await made.stop()
 
 
 def client(url: str, **more: int) -> openai.AsyncOpenAI:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest_asyncio
 
-from tests.gateway_rig import ASK, Rig, client
+from tests.gateway_rig import ASK, Rig, client, running
 
 LIMIT, HELD, LEASE = 60, 50, 2.0
 GUARDS = (
@@ -27,15 +24,9 @@ GUARDS = (
 
 @pytest_asyncio.fixture
 async def rig(store_server: Any) -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="sentinel-"))
     await store_server.open()  # the embedded server is run by the test, not by one of the gateways
-    made = Rig(folder, store_server.url)
-    try:
-        await made.start()
+    async with running(store_server.url) as made:
         yield made
-    finally:
-        await made.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Streams:

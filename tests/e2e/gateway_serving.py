@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -27,6 +24,7 @@ from sentinel.model import Role, RouteEntry, RoutePool, Routes, WorkerState
 from sentinel.store import PublishRoutes, Store, StoreError, open_store
 from sentinel.store.gateways import Gateways
 from sentinel.tokens import digest
+from tests.gateway_process import lives, neighbours, started, tables
 
 KEY = "key-of-alice"
 POOL = "chat"
@@ -117,35 +115,31 @@ class Front:
                 await asyncio.sleep(0.2)
 
     async def _start(self) -> None:
-        port, self._admin = _free(1), _free(self._processes)
+        port, self._admin = neighbours(1), neighbours(self._processes)
         self.url = f"http://127.0.0.1:{port}"
         (self.folder / "keys").write_text(f"alice {digest(KEY)}\n", "utf-8")
-        workers = "".join(
-            f'[[workers]]\nname = "{n}"\npool = "{POOL}"\nurl = "{u}"\nadapter = "{"dynamo" if self._dynamo else "vllm"}"\n'
-            for n, u in self.workers.items()
-        )
+        adapter = f'adapter = "{"dynamo" if self._dynamo else "vllm"}"\n'
+        workers = tables(POOL, self.model, self.workers, adapter)
         if self._dynamo:
             first, *others = self._dynamo.every_frontend
             workers += f'[dynamo]\ndiscovery = "{self._dynamo.discovery}"\nfrontend = "{first}"\nfrontends = {json.dumps(others)}\n'
-        (self.folder / "gateway.toml").write_text(
+        file = self.folder / "gateway.toml"
+        file.write_text(
             f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{self._admin}"\nkeys = "{self.folder}/keys"\n'
             f'processes = {self._processes}\ndrain = "10s"\n{self._more}\n'
-            f'[store]\nurl = "embedded:{self.folder}"\n[[pools]]\nname = "{POOL}"\nmodel = "{self.model}"\n{workers}',
+            f'[store]\nurl = "embedded:{self.folder}"\n{workers}',
             "utf-8",
         )
-        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config"]
-        log = self.folder / "gateway.log"
-        with log.open("wb") as out:
-            self.process = subprocess.Popen([*command, self.folder / "gateway.toml"], stdout=out, stderr=out)
+        self.process = started(file)
         for _ in range(600):
-            assert self.process.poll() is None, log.read_text("utf-8")
+            lives(self.process, file)
             here = [p for p in await self._gateways.all() if p.left_s > 0]
             if len(here) == self._processes and await self._gateways.acked(self.version):
                 with contextlib.suppress(aiohttp.ClientError):
                     await self.counted()
                     return
             await asyncio.sleep(0.05)
-        raise AssertionError(log.read_text("utf-8"))
+        raise AssertionError(file.with_suffix(".log").read_text("utf-8", "replace"))
 
 
 def samples(text: str) -> dict[str, float]:
@@ -157,13 +151,3 @@ def samples(text: str) -> dict[str, float]:
 def total(counted: dict[str, float], name: str) -> int:
     """All series of one metric together."""
     return round(sum(value for key, value in counted.items() if key.partition("{")[0] == name))
-
-
-def _free(count: int) -> int:
-    """The first of ``count`` ports in a row that are free, below those that the kernel gives to connections."""
-    for first in random.sample(range(12000, 30000, 8), 500):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no ports are free")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,20 +16,14 @@ import pytest
 import pytest_asyncio
 
 from sentinel.model import WorkerState
-from tests.gateway_rig import ASK, Rig, client
+from tests.gateway_rig import ASK, Rig, client, running
 from tests.gateway_site import MODEL
 
 
 @pytest_asyncio.fixture
 async def rig() -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="sentinel-"))  # short enough for a unix socket
-    made = Rig(folder)
-    try:
-        await made.start()
+    async with running() as made:
         yield made
-    finally:
-        await made.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_the_openai_sdk_works_unchanged(rig: Rig) -> None:

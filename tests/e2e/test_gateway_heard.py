@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from sentinel.model import Fleet, Pool, Worker
 from sentinel.store.gateways import Gateways
 from sentinel.testing.control import Caller, RedisServer, ServingStandIn, running_controller, until
 from tests.conftest import free_port
+from tests.gateway_process import lives, short_folder, started, tables
 from tests.gateway_site import MODEL, Stand
 
 NAMES = ("a", "b", "c", "d")
@@ -41,23 +39,20 @@ class Rig:
     async def gateway(self, name: str) -> None:
         port, admin = free_port(), free_port()
         file = self.folder / f"{name}.toml"
-        workers = "".join(f'[[workers]]\nname = "{s.name}"\npool = "p"\nurl = "{s.url}"\n' for s in self.stands.values())
         file.write_text(
             f'[gateway]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nretry_reserve = 1000\n'
             f'presence = "4s"\n[gateway.breakers]\nbase_open = "20s"\n[store]\nurl = "{self.redis.url}"\n'
-            f'[[pools]]\nname = "p"\nmodel = "{MODEL}"\n{workers}',
+            f'{tables("p", MODEL, {s.name: s.url for s in self.stands.values()})}',
             "utf-8",
         )
-        command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config", str(file)]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log)
+        process = started(file)
         self.gateways[name] = process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}"
 
     async def serves(self, name: str) -> None:
         process, _, admin = self.gateways[name]
 
         async def healthy() -> bool:
-            assert process.poll() is None, (self.folder / f"{name}.log").read_text("utf-8")
+            lives(process, self.folder / f"{name}.toml")
             try:
                 async with self.http.get(f"{admin}/healthz") as answer:
                     return answer.status == 200
@@ -106,40 +101,40 @@ async def soon(holds: Callable[[], Awaitable[Any]], what: str, seconds: float = 
 
 @pytest_asyncio.fixture
 async def rig(program: Callable[[str], Path], tmp_path: Path) -> AsyncIterator[Rig]:
-    folder, redis = Path(tempfile.mkdtemp(prefix="sentinel-")), RedisServer(program("redis-server"))
-    made = Rig(folder, redis)
-    await redis.start()
-    store = await redis.open()
-    try:
-        for stand in made.stands.values():
-            await stand.start()
-        fleet = Fleet(
-            pools=(Pool(name="p", model=MODEL, floor=0.5),),
-            workers=tuple(Worker(name=s.name, pool="p", url=s.url, nodes=(f"t-{s.name}",)) for s in made.stands.values()),
-        )
-        async with (
-            aiohttp.ClientSession() as made.http,
-            running_controller(
-                store, tmp_path, fleet=fleet, decider=lambda: Decider(default_policy()), serving=made.serving
-            ) as (controller, made.caller),
-        ):
-            await until(lambda: controller.term, "it leads")
-            for name in ("g1", "g2"):
-                await made.gateway(name)
-            for name in ("g1", "g2"):
-                await made.serves(name)
-            await soon(lambda: _heard(made), "both gateways are heard and obey the table")
-            yield made
-    finally:
-        for process, _, _ in made.gateways.values():
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
-        for stand in made.stands.values():
-            await stand.stop()
-        await store.close()
-        redis.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    redis = RedisServer(program("redis-server"))
+    with short_folder() as folder:
+        made = Rig(folder, redis)
+        await redis.start()
+        store = await redis.open()
+        try:
+            for stand in made.stands.values():
+                await stand.start()
+            fleet = Fleet(
+                pools=(Pool(name="p", model=MODEL, floor=0.5),),
+                workers=tuple(Worker(name=s.name, pool="p", url=s.url, nodes=(f"t-{s.name}",)) for s in made.stands.values()),
+            )
+            async with (
+                aiohttp.ClientSession() as made.http,
+                running_controller(
+                    store, tmp_path, fleet=fleet, decider=lambda: Decider(default_policy()), serving=made.serving
+                ) as (controller, made.caller),
+            ):
+                await until(lambda: controller.term, "it leads")
+                for name in ("g1", "g2"):
+                    await made.gateway(name)
+                for name in ("g1", "g2"):
+                    await made.serves(name)
+                await soon(lambda: _heard(made), "both gateways are heard and obey the table")
+                yield made
+        finally:
+            for process, _, _ in made.gateways.values():
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+            for stand in made.stands.values():
+                await stand.stop()
+            await store.close()
+            redis.close()
 
 
 async def _heard(rig: Rig) -> bool:

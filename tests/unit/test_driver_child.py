@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from probes import Context, Probe, ProbeError
@@ -88,22 +89,21 @@ async def test_a_tray_is_read_through_the_child(tray: Tray) -> None:
     assert (reading["error"], reading["driver"], reading["nvml"]) == (None, "580.159.04", FAKE)
 
 
-async def test_without_a_driver_here_the_real_binding_says_so(tray: Tray) -> None:
-    """On a machine without NVIDIA's library the child reports that, and nobody dies of it."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        pass
-    else:
-        pytest.skip("this machine has an NVIDIA driver")
+async def test_the_real_binding_says_what_this_machine_has(tray: Tray) -> None:
+    """Without NVIDIA's library the child reports that, and nobody dies of it; with a driver it names the one that the binding does."""
     driver = tray.driver(deadline_s=10, nvml="pynvml")
     probe = GpuProbe(Context(node="n", driver=driver))
     first = await probe.read()
-    assert first.data["error"]["code"] == 12
-    assert (await driver.read())["error"]["code"] == 12  # known without asking again
-    assert [f.check for f in probe.assess(first, {}, {})] == ["driver.missing"]
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        assert first.data["error"]["code"] == 12
+        assert (await driver.read())["error"]["code"] == 12  # known without asking again
+        assert [f.check for f in probe.assess(first, {}, {})] == ["driver.missing"]
+    else:
+        assert (first.data["error"], first.data["driver"]) == (None, pynvml.nvmlSystemGetDriverVersion())
+        assert len(first.data["gpus"]) == pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
     assert driver.restarts == 0
 
 
