@@ -90,7 +90,7 @@ async def test_a_tray_is_read_through_the_child(tray: Tray) -> None:
 
 
 async def test_the_real_binding_says_what_this_machine_has(tray: Tray) -> None:
-    """Without NVIDIA's library the child reports that, and nobody dies of it; with a driver it names the one that the binding does."""
+    """Without NVIDIA's library the child reports that, and nobody dies of it; with a driver it names the one that NVML names."""
     driver = tray.driver(deadline_s=10, nvml="pynvml")
     probe = GpuProbe(Context(node="n", driver=driver))
     first = await probe.read()
