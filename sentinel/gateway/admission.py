@@ -72,7 +72,7 @@ class LeaseAdmission:
     async def admit(self, pool: str, worker: str, tenant: str, tokens: int, wait_s: float) -> Slot | Refusal:
         lane = self._lanes.known.get((pool, worker, tenant)) or self._lanes.make(pool, worker, tenant)
         now = self._clock()
-        if now < self.tenure.until:
+        if now < self.tenure.until or not lane.limited:
             short = self._short(lane, tokens)
             if short is None:
                 return self._take(lane, tokens, now)

@@ -215,6 +215,7 @@ class Forward:
             if not isinstance(error, ApiError):
                 raise
             meters.unretried["nowhere"] += 1
+            self._say("a failed try had nowhere else to go", worker, str(error), x)
             return None
         meters.retries[failed.pool, worker, failed.reason] += 1
         return other

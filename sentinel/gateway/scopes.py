@@ -145,6 +145,11 @@ class Lane:
         self.own: Own | None = None  # in place of the pool's limit of requests, for a tenant with reserved capacity
         self.used_at = 0.0
 
+    @property
+    def limited(self) -> bool:
+        """Without any limit nothing is leased, and so a lease that is over keeps nobody out."""
+        return bool(self.counts or self.sizes or self.own)
+
     def needs(self, missing: Scope) -> tuple[Scope, ...]:
         """Every limit that it needs some of, ``missing`` among them."""
         own = (self.own.missing(missing),) if self.own else ()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
+
+import pytest
 
 from sentinel.durations import Duration
 from sentinel.gateway.admission import LeaseAdmission
-from sentinel.gateway.guards import Slot
+from sentinel.gateway.guards import Refusal, Slot
 from sentinel.settings_gateway import AdmissionSettings, PoolLimits
 from sentinel.store.admission import AdmissionRecords
 
@@ -32,6 +35,24 @@ async def test_a_worker_that_nobody_uses_is_not_full(store_server: Any) -> None:
         store_server.resume()
         assert isinstance(await asked, Slot)
         assert isinstance(await other, Slot)
+    finally:
+        store_server.resume()
+        await gateway.stop()
+
+
+@pytest.mark.parametrize("limits", [PoolLimits(), PoolLimits(worker_requests=16)])
+async def test_a_lease_that_is_over_keeps_out_only_what_is_limited(store_server: Any, limits: PoolLimits) -> None:
+    """A gateway that did not run past its lease hands out nothing limited before it has renewed; else nobody waits."""
+    slept = 0.0
+    settings = AdmissionSettings(lease=Duration(6.0), replicas=1, default=limits)
+    records = AdmissionRecords(await store_server.open(), settings.lease)
+    gateway = LeaseAdmission(records, settings, {}, owner="g", clock=lambda: time.monotonic() + slept)
+    await gateway.start()
+    store_server.pause()
+    try:
+        slept = 60.0
+        got = await gateway.admit("p", "w", "t", 10, 0.0)
+        assert (got.limit if isinstance(got, Refusal) else "") == ("fenced" if limits.worker_requests else "")
     finally:
         store_server.resume()
         await gateway.stop()
