@@ -23,6 +23,7 @@ from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.framing import HEAD_MAX, Garbled, Head, parse_head
 from sentinel.gateway.opening import opening
 
+LOOKS = 8  # at whether a connection is there, within the patience; a starved process takes seconds from one to the next
 SHORT = 256 * 1024  # bytes of an answer of known length that is waited for as a whole
 
 
@@ -217,20 +218,21 @@ class Origin:
                 if kept.idle_since > oldest:
                     return kept
                 kept.abort()
-        patience = self._connect_s
-        due = time.monotonic() + patience
-        while True:
-            try:
-                async with asyncio.timeout(patience):
-                    loop = asyncio.get_running_loop()
-                    _, made = await loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
-                return made
-            except TimeoutError:
-                patience, due = unheard(time.monotonic(), due, self._connect_s), inf
-                if not patience:
-                    raise Broken(Trouble.REFUSED, f"no connection within {self._connect_s:g} s") from None
-            except OSError as error:
-                raise Broken(Trouble.REFUSED, f"no connection: {error.strerror or error}") from None
+        loop = asyncio.get_running_loop()
+        making = loop.create_task(loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls))
+        try:
+            for _ in range(LOOKS):  # however late each of them is: what counts is for how long anybody listened
+                await asyncio.wait((making,), timeout=self._connect_s / LOOKS)
+                if making.done():
+                    return making.result()[1]
+        except OSError as error:
+            raise Broken(Trouble.REFUSED, f"no connection: {error.strerror or error}") from None
+        except asyncio.CancelledError:
+            making.add_done_callback(_unwanted)
+            raise
+        finally:
+            making.cancel()
+        raise Broken(Trouble.REFUSED, f"no connection within {self._connect_s:g} s")
 
     def forget(self, gone: Connection) -> None:
         if gone in self.idle:
@@ -249,3 +251,9 @@ class Origin:
         for kept in tuple(self.idle):
             kept.abort()
         self.idle.clear()
+
+
+def _unwanted(making: asyncio.Task[tuple[asyncio.Transport, Connection]]) -> None:
+    """Whoever asked for it left in the moment in which it was there."""
+    if not making.cancelled() and making.exception() is None:
+        making.result()[1].abort()

@@ -80,12 +80,20 @@ class Front:
             for name, url in self.workers.items()
         )
         table = Routes(version=self.version, pools=(RoutePool(pool=POOL, weight=1.0, workers=entries),))
-        assert await self.store.decisions.commit(self._epoch, [PublishRoutes(table)])
+        while not await self._committed(table):
+            await asyncio.sleep(0.1)
         while self.process is not None and not await self._acked():
             await asyncio.sleep(0.005)
 
+    async def _committed(self, table: Routes) -> bool:
+        """A store that is slow to answer is asked again, here and below: beside engines that start it may take its time."""
+        try:
+            assert await self.store.decisions.commit(self._epoch, [PublishRoutes(table)])
+        except StoreError:
+            return False
+        return True
+
     async def _acked(self) -> bool:
-        """A store that is slow to answer is asked again: beside engines that start it may take its time."""
         try:
             return await self._gateways.acked(self.version)
         except StoreError:

@@ -57,4 +57,4 @@ async def test_a_lost_engine_costs_only_what_it_had_begun(vllm: dict[str, Vllm],
     async with load(front, tokens=TOKENS) as clients:
         told = await trial(front, clients, getattr(VllmTrials(vllm, front, "b"), fault), migrates=False)
     assert (told["could_have_been_saved"], told["failed_without_an_error"]) == (0, 0), json.dumps(told)
-    assert told["retried"] > 0 and told["failed"] > 0, json.dumps(told)
+    assert told["retried"] > 0, json.dumps(told)  # in a lucky moment nothing had begun there, and then nothing fails
