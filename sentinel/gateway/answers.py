@@ -1,4 +1,4 @@
-"""What the gateway answers by itself: the list of models, and errors.
+"""What the gateway answers by itself (the list of models, and errors), and the head of what it passes on.
 
 What always holds: ``models`` shows what would be answered now; an error is one sentence in OpenAI's shape, with the request's id.
 """
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp.web_request import BaseRequest
 
+from sentinel.gateway.attempt import Attempt
 from sentinel.gateway.errors import ApiError, rendered
+from sentinel.gateway.framing import Head
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
-from sentinel.gateway.incoming import MODELS
+from sentinel.gateway.guards import Outcome
+from sentinel.gateway.incoming import MODELS, Incoming
 
 if TYPE_CHECKING:
     from sentinel.gateway.desk import Desk
@@ -55,3 +58,33 @@ class Answers:
         client.begun = True
         client.out.write(rendered(error.status, error.body(), headers, keep=keep, old=request.version < (1, 1)))
         return KEEP if keep else CLOSE
+
+
+def head_of(x: Incoming, head: Head, size: int | None, *, keep: bool) -> bytes:
+    """The head of a worker's answer as its client gets it. ``size``: of the body in bytes; None: not known yet."""
+    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason), *head.lines]
+    if size is not None:
+        if head.status not in (204, 304):
+            lines.append(b"content-length: %d" % size)
+    elif not x.old:
+        lines.append(b"transfer-encoding: chunked")
+    if not head.tagged:
+        lines.append(b"x-request-id: " + x.request_id)
+    if head.status in (429, 503) and not head.retry_after:
+        lines.append(b"retry-after: 1")
+    if not keep:
+        lines.append(b"connection: close")
+    elif x.old:
+        lines.append(b"connection: keep-alive")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def word_of(status: int, attempt: Attempt) -> str:
+    """A word for the metrics: how a request ended whose answer was passed on whole."""
+    if attempt.absent:
+        return "absent"
+    if status < 400:
+        return "ok"
+    if status in (429, 503) or attempt.outcome is Outcome.BUSY:
+        return "busy"
+    return "client_error" if status < 500 else "failed"

@@ -7,9 +7,10 @@ whose answer was not read to its end is closed, so that the worker stops computi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from sentinel.gateway.classify import Trouble, of_status, of_trouble
+from sentinel.gateway.classify import Trouble, not_here, of_status, of_trouble
 from sentinel.gateway.framing import Head
 from sentinel.gateway.guards import Admission, Breakers, Outcome, Permit, Slot
 from sentinel.gateway.incoming import Incoming
@@ -17,6 +18,7 @@ from sentinel.gateway.upstream import Broken, Connection, Origin
 from sentinel.model import RouteEntry
 
 _STALE = (Trouble.RESET, Trouble.EARLY)
+_STALE_S = 1.0  # after which a kept connection that breaks is no race with its keep-alive timer any more: the worker had begun
 
 
 class Guards:
@@ -29,10 +31,11 @@ class Guards:
 
 
 class Attempt:
-    """``trouble`` or ``head`` is set once it has begun."""
+    """``trouble`` or ``head`` is set once it has begun. ``absent``: its worker says that it does not serve this."""
 
     __slots__ = (
-        "_ended", "_guards", "_permit", "_slot", "adopted", "connection", "entry", "head", "outcome", "pool", "trouble", "why",
+        "_ended", "_guards", "_permit", "_sent", "_slot", "absent", "adopted", "connection", "entry", "head", "outcome", "pool",
+        "trouble", "why",
     )  # fmt: skip
 
     def __init__(self, guards: Guards, entry: RouteEntry, permit: Permit, slot: Slot) -> None:
@@ -43,7 +46,7 @@ class Attempt:
         self.trouble: Trouble | None = None
         self.why = ""
         self.outcome = Outcome.IGNORED
-        self._ended = self.adopted = False
+        self._ended = self._sent = self.adopted = self.absent = False
         guards.load[entry.worker] = guards.load.get(entry.worker, 0) + 1
 
     async def begin(self, x: Incoming, origin: Origin, key: bytes, patience_s: float, *, body: bytes = b"") -> None:
@@ -51,25 +54,33 @@ class Attempt:
         body = body or x.body
         head = x.head(origin.host, origin.path, key, len(body))
         try:
-            self.connection = await origin.connection()
-            if self._guards.out(self.entry.worker):  # while it was connected: nobody sends by an old table
-                raise Broken(Trouble.REFUSED, "it left rotation before it was asked")
+            self.connection = await self._connected(origin)
             try:
+                sent = time.monotonic()
                 self.head = await self.connection.ask(head, body, patience_s)
             except Broken as error:
-                stale = self.connection
-                if not (stale.used and stale.silent and error.trouble in _STALE):
+                stale, self._sent = self.connection, True
+                late = time.monotonic() - sent > _STALE_S
+                if late or not (stale.used and stale.silent and error.trouble in _STALE):
                     raise
                 stale.abort()
-                self.connection = await origin.connection(fresh=True)
+                self.connection = await self._connected(origin, fresh=True)
                 self.head = await self.connection.ask(head, body, patience_s)
+            self.absent = not_here(self.head.status, own_key=bool(key), goes_on=bool(x.ask.previous))
         except Broken as error:
             self.trouble, self.why = error.trouble, str(error)
+
+    async def _connected(self, origin: Origin, *, fresh: bool = False) -> Connection:
+        connection = await origin.connection(fresh=fresh)
+        if self._guards.out(self.entry.worker):  # while it was connected: nobody sends by an old table
+            connection.abort()
+            raise Broken(Trouble.REFUSED, "it left rotation before it was asked")
+        return connection
 
     def adopt(self, other: Attempt) -> None:
         """Pass on what ``other`` got instead; it says nothing about this one's worker."""
         self.connection, self.head, self.trouble, self.why = other.connection, other.head, other.trouble, other.why
-        other.connection, self.adopted = None, True
+        self.absent, other.connection, self.adopted = other.absent, None, True
 
     def judge(self, *, out: bool) -> None:
         """What its beginning says. ``out``: the worker has left rotation."""
@@ -79,6 +90,8 @@ class Attempt:
             told = self.connection.told if self.connection is not None else 0
             self.outcome = of_status(told or self.head.status, out=out)
             self.why = f"its stream began with an error, {told}" if told else f"it answered {self.head.status}"
+            if self.absent:
+                self.outcome = Outcome.IGNORED if out else Outcome.BUSY
             if self._permit.probe and self.outcome is Outcome.FINE:
                 self._guards.breakers.begun(self._permit)
 
@@ -89,14 +102,16 @@ class Attempt:
 
     @property
     def reached(self) -> bool:
-        """Whether its worker may have had anything of the request; else another try asks nobody twice, and needs no budget."""
-        return self.trouble is not Trouble.REFUSED
+        """Whether its worker may have done anything for the request; else another try asks nobody twice, and needs no budget."""
+        return (self._sent or self.trouble is not Trouble.REFUSED) and not self.absent
 
     @property
     def reason(self) -> str:
         """A word for the metrics."""
         if self.trouble is not None:
             return self.trouble.value
+        if self.absent:
+            return "absent"
         return "busy" if self.outcome is Outcome.BUSY else "status"
 
     def make_room(self) -> None:

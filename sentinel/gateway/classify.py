@@ -3,7 +3,10 @@
 This module exists because every known gateway gets a part of this table wrong: 400s that opened the breakers of a whole fleet
 (sglang#25811), 503s of busy workers that did (sglang#13894, repaired by #39464). What always holds:
 
-* A client's mistake (4xx) never counts against a worker; back-pressure (429, 503, and 529 as Dynamo may be told to say) is neutral.
+* A client's mistake never counts against a worker: 4xx, and 501, which Dynamo and vLLM say to a field that they do not support.
+* Back-pressure (429, 503, and 529 as Dynamo may be told to say) is neutral.
+* So is a worker that does not serve what the route table says it does: a Dynamo 1.6.1 frontend answers 404, with an empty body, for
+  0.4 s and more after it is up (its /health is green), and again once its last worker has gone.
 * What a worker does after it left rotation is ignored: vLLM 0.32 answers 500 behind a green /health once it got SIGTERM.
 * A try may be repeated elsewhere only before a byte of an answer has reached the client.
 * Silence while this process did not run (stopped, starved, its machine paused) says nothing about a worker: what it said lies
@@ -17,6 +20,7 @@ from enum import StrEnum
 from sentinel.gateway.guards import Outcome
 
 _BUSY = frozenset({429, 503, 529})
+_ASKED_FOR = frozenset({501, 505})  # they say something about the request
 
 
 class Trouble(StrEnum):
@@ -35,11 +39,17 @@ class Trouble(StrEnum):
 
 def of_status(status: int, *, out: bool = False) -> Outcome:
     """An answer with a status. ``out``: the route table says that the worker has left rotation."""
-    if status < 500 and status not in _BUSY:
+    if (status < 500 and status not in _BUSY) or status in _ASKED_FOR:
         return Outcome.FINE
     if out:
         return Outcome.IGNORED
     return Outcome.BUSY if status in _BUSY else Outcome.FAILED
+
+
+def not_here(status: int, *, own_key: bool, goes_on: bool) -> bool:
+    """Whether a status says that this worker does not serve the model (yet), or not us. ``own_key``: the request carried this
+    gateway's key, not its client's. ``goes_on``: it goes on from an earlier response, which is what may not be there."""
+    return (status == 404 and not goes_on) or (status in (401, 403) and own_key)
 
 
 def of_trouble(trouble: Trouble, *, out: bool = False) -> Outcome:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp.web_request import BaseRequest
 
-from sentinel.gateway.answers import Answers
+from sentinel.gateway.answers import Answers, head_of, word_of
 from sentinel.gateway.ask import Kind
 from sentinel.gateway.attempt import Attempt
 from sentinel.gateway.classify import Budget, Trouble, elsewhere
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import Head
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
 from sentinel.gateway.guards import Outcome, Refusal
 from sentinel.gateway.incoming import MODELS, Incoming, receive
@@ -60,7 +59,7 @@ class Forward:
         try:
             if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
                 return self._own.models(request, client)
-            x = await receive(request, client, self._desk.settings, self._desk.keys, began=began)
+            x = await receive(request, client, self._desk, began=began)
             return await self._serve(x, client)
         except ApiError as error:
             return self._own.tell(error, request, client)
@@ -93,6 +92,8 @@ class Forward:
                     attempt.end()
                     attempt = other
                     await self._begin(x, attempt)
+                    if attempt.absent:
+                        self._workers.nowhere(x)
             sent, outcome = await self._answer(x, attempt, client)
             return sent
         except ApiError:
@@ -194,14 +195,15 @@ class Forward:
             body = legged
         await attempt.begin(x, origin, self._desk.worker_key, patience, body=body)
         attempt.judge(out=self._desk.plan.out(worker))
-        if attempt.outcome is Outcome.BUSY or attempt.trouble is Trouble.REFUSED:
+        busy = attempt.outcome is Outcome.BUSY and not (attempt.absent and self._workers.absent(x))
+        if busy or attempt.trouble is Trouble.REFUSED:
             self._workers.busy(worker)
 
     async def _another(self, x: Incoming, failed: Attempt) -> Attempt | None:
         """A second try elsewhere, if there is an elsewhere and the budget has one left."""
         meters, worker = self._desk.meters, failed.entry.worker
         self._say("a try failed", worker, failed.why, x)
-        if not elsewhere(failed.outcome, failed.trouble):
+        if not elsewhere(failed.outcome, failed.trouble) or (failed.absent and self._workers.absent(x)):
             return None
         if failed.reached and not self._budget.spend():
             meters.unretried["budget"] += 1
@@ -250,8 +252,9 @@ class Forward:
             if x.kind is Kind.RESPONSE and head.status < 300:
                 await desk.holders.keep(x.tenant, response_id(body), worker)
             client.begun = True
-            client.out.write(_head(x, head, len(body), keep=keep) + body)
-            return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
+            client.out.write(head_of(x, head, len(body), keep=keep) + body)
+            return (KEEP if keep else CLOSE), word_of(head.status, attempt)
+        connection.go_on()
         keep = keep and not (x.old and head.size is None)
         if x.kind is Kind.RESPONSE and head.status < 300:
             desk.holders.keep_soon(x.tenant, first_id(connection.early), worker)
@@ -260,7 +263,7 @@ class Forward:
             client, connection, head, flow, stall_s=self._stall_s, old=x.old, responses=x.kind is Kind.RESPONSE
         )
         client.begun = True
-        client.out.write(_head(x, head, head.size, keep=keep))
+        client.out.write(head_of(x, head, head.size, keep=keep))
         x.body = b""  # it can be of use no more
         attempt.connection = None  # the relay gives it back
         relay.start()
@@ -273,7 +276,7 @@ class Forward:
         if head.sse and relay.events > 1:
             flow.rate.add(relay.events / max(1e-6, time.monotonic() - x.began))
         if trouble is None:
-            return (KEEP if keep else CLOSE), _word(head.status, attempt.outcome)
+            return (KEEP if keep else CLOSE), word_of(head.status, attempt)
         attempt.broke(trouble, out=desk.plan.out(worker), told=relay.told if trouble is Trouble.WORKER_ERROR else 0)
         if trouble is Trouble.CLIENT:
             return CLOSE, "gone"
@@ -282,29 +285,3 @@ class Forward:
         desk.meters.broken[attempt.pool, worker, trouble.value] += 1
         self._say("an answer broke after it had begun", worker, trouble.value, x)
         return (KEEP if keep and trouble is not Trouble.STOPPING else CLOSE), "broken"  # it has ended as its head said
-
-
-def _head(x: Incoming, head: Head, size: int | None, *, keep: bool) -> bytes:
-    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason), *head.lines]
-    if size is not None:
-        if head.status not in (204, 304):
-            lines.append(b"content-length: %d" % size)
-    elif not x.old:
-        lines.append(b"transfer-encoding: chunked")
-    if not head.tagged:
-        lines.append(b"x-request-id: " + x.request_id)
-    if head.status in (429, 503) and not head.retry_after:
-        lines.append(b"retry-after: 1")
-    if not keep:
-        lines.append(b"connection: close")
-    elif x.old:
-        lines.append(b"connection: keep-alive")
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _word(status: int, outcome: Outcome) -> str:
-    if status < 400:
-        return "ok"
-    if status in (429, 503) or outcome is Outcome.BUSY:
-        return "busy"
-    return "client_error" if status < 500 else "failed"

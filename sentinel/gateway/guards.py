@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     """How one try on one worker ended, as breakers count it (design: 2xx and 4xx are fine, 429 and 503 are back-pressure)."""
 
     FINE = "fine"  # 2xx, and 4xx: the client's own mistake says nothing about the worker
-    BUSY = "busy"  # 429, 503: neutral, and steers the next choice
+    BUSY = "busy"  # 429, 503, and a worker that does not serve the model (yet): neutral, and steers the next choice
     FAILED = "failed"  # 500, 502, 504, refused, reset, no first byte in time, stalled
     IGNORED = "ignored"  # the client went away, or the worker was being drained
 

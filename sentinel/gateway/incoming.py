@@ -4,7 +4,7 @@ This module exists so that nothing is sent anywhere before everything that can b
 always holds:
 
 * Headers and body go on as they came. Left out are the hop-by-hop ones, ``host``, the length (told anew) and, where this gateway
-  asks for keys, the client's key.
+  asks for keys or has one for the workers, the client's key.
 * Every request carries an ``x-request-id`` and a W3C ``traceparent`` from here on: its own where it has valid ones, else new ones.
 * No more than ``body_max`` bytes of a body are ever held, and none for longer than ``receive``.
 """
@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Collection
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from aiohttp.web_request import BaseRequest
@@ -23,8 +25,8 @@ from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import HOP
 
 if TYPE_CHECKING:
+    from sentinel.gateway.desk import Desk
     from sentinel.gateway.front import Client
-    from sentinel.gateway.keys import Keys
     from sentinel.settings import GatewaySettings
 
 PATHS = {
@@ -34,6 +36,7 @@ PATHS = {
     "/v1/embeddings": Kind.EMBEDDING,
 }
 MODELS = "/v1/models"
+SESSION_LENGTH = 64  # characters that are kept as they are; some clients put a page of JSON into ``user``
 
 _OWN = frozenset({b"host", b"content-length", b"expect"})
 _TRACE = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -61,8 +64,10 @@ class Incoming:
         self._headers(request, own_keys)
 
     def _headers(self, request: BaseRequest, own_keys: bool) -> None:
-        named = request.headers.get("Connection", "").lower()
-        leave = {part.strip().encode() for part in named.split(",")} if named and named not in ("keep-alive", "close") else ()
+        named = ",".join(request.headers.getall("Connection", ())).lower()
+        leave: Collection[bytes] = ()
+        if named and named not in ("keep-alive", "close"):
+            leave = {part.strip().encode(errors="surrogateescape") for part in named.split(",")}
         trace = state = b""
         for name, value in request.raw_headers:
             low = name.lower()
@@ -74,7 +79,7 @@ class Incoming:
             elif low == b"traceparent":
                 trace = value
             elif low == b"tracestate":
-                state = value
+                state = state + b"," + value if state else value
             else:
                 self.lines.append(b"%b: %b" % (name, value))
                 if low == b"x-session-id":
@@ -96,9 +101,7 @@ class Incoming:
         return first + b"\r\n".join(self.lines) + b"\r\n\r\n"
 
 
-async def receive(
-    request: BaseRequest, client: Client, settings: GatewaySettings, keys: Keys, *, began: float
-) -> Incoming:
+async def receive(request: BaseRequest, client: Client, desk: Desk, *, began: float) -> Incoming:
     """Read one request whole. Raises ApiError."""
     path = request.raw_path.partition("?")[0]
     kind = PATHS.get(path)
@@ -106,13 +109,14 @@ async def receive(
         raise ApiError(404, f"there is no {request.method} {path[:200]} here", code="unknown_url")
     if request.method != "POST":
         raise ApiError(405, f"{path} wants POST, not {request.method}", headers=(b"allow: POST",))
-    x = Incoming(request, kind, keys.tenant(request.headers.get("Authorization")), began=began, own_keys=keys.wanted)
+    tenant = desk.keys.tenant(request.headers.get("Authorization"))
+    x = Incoming(request, kind, tenant, began=began, own_keys=desk.keys.wanted or bool(desk.worker_key))
     client.request_id = x.request_id
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "a compressed body cannot be read here; send it without Content-Encoding", close=True)
-    x.body = await _body(request, client, settings)
+    x.body = await _body(request, client, desk.settings)
     x.ask = read(x.body, kind, x.session)
-    x.session = f"{x.tenant}\0{x.ask.session}" if x.ask.session else ""
+    x.session = f"{x.tenant}\0{_short(x.ask.session)}" if x.ask.session else ""
     return x
 
 
@@ -137,6 +141,13 @@ async def _body(request: BaseRequest, client: Client, settings: GatewaySettings)
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {float(settings.receive):g} s", close=True) from None
     return b"".join(parts)
+
+
+def _short(session: str) -> str:
+    """What a session is remembered by: its own name, or where a client put a page of text there, the same short one everywhere."""
+    if len(session) <= SESSION_LENGTH:
+        return session
+    return blake2b(session.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _too_large(most: int) -> ApiError:

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # seconds
 GAP = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds; 10 ms is 100 tokens/s
 RATE = (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0, 120.0, 150.0, 200.0, 300.0)  # events or tokens per second
-OUTCOMES = ("ok", "client_error", "busy", "failed", "broken", "gone", "refused")
+OUTCOMES = ("ok", "client_error", "absent", "busy", "failed", "broken", "gone", "refused")
 
 
 class Histogram:

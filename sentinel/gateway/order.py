@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sentinel.gateway.ask import Kind
 from sentinel.gateway.incoming import Incoming
 from sentinel.gateway.routing import choose, idlest, keeper
 from sentinel.model import Role, RouteEntry, Routes
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from sentinel.gateway.desk import Desk
 
 BUSY_S = 1.0  # for so long a worker that said 429 or 503, or took no connection, is the last to be asked
+NOWHERE_S = 1.0  # for so long what two workers do not serve is asked of no second one
 
 
 class Order:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._busy: dict[str, float] = {}  # worker → until when it is asked last
+        self._nowhere: dict[tuple[str, Kind], float] = {}  # what two workers in a row do not serve → until when that is believed
 
     async def of(self, x: Incoming, routes: Routes) -> Iterator[RouteEntry]:
         """The workers of ``routes`` for this request, one by one as they are asked for."""
@@ -43,6 +46,15 @@ class Order:
     def busy(self, worker: str) -> None:
         """It has no room now."""
         self._busy[worker] = time.monotonic() + BUSY_S
+
+    def absent(self, x: Incoming) -> bool:
+        """Whether two workers said a moment ago that they do not serve this: the next one would say so too (embeddings of a chat
+        model, say), and a client that goes on asking is not worth twice its requests."""
+        return time.monotonic() < self._nowhere.get((x.ask.model, x.kind), 0.0)
+
+    def nowhere(self, x: Incoming) -> None:
+        """A second worker does not serve this either."""
+        self._nowhere[x.ask.model, x.kind] = time.monotonic() + NOWHERE_S
 
     def _steered(self, order: Iterator[RouteEntry]) -> Iterator[RouteEntry]:
         now = time.monotonic()

@@ -6,13 +6,14 @@ disaggregated serving (its examples' toy_proxy_server.py): the prefill worker ge
 
 * The decoder is chosen first (a session's KV is there), and its slot covers both legs: limits count requests, not legs.
 * A prefill worker that fails is blamed by itself; one other is tried, within the same budget as any second try.
+* A breaker never refuses alone: where every prefill worker's is open, one of them is asked all the same.
 * What a prefill worker says about the request itself (a 4xx) is the answer.
 * The client's other fields are kept as they are; only here is a body built anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,10 +21,10 @@ import msgspec
 from sentinel.gateway.attempt import Attempt
 from sentinel.gateway.classify import Budget
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.guards import Outcome, Slot
+from sentinel.gateway.guards import Outcome, Permit, Slot
 from sentinel.gateway.incoming import Incoming
 from sentinel.gateway.routing import choose
-from sentinel.model import Role, Routes
+from sentinel.model import Role, RouteEntry, Routes
 
 if TYPE_CHECKING:
     from sentinel.gateway.desk import Desk
@@ -49,13 +50,20 @@ class Prefill:
         routes = self._desk.plan.pool(decode.pool)
         order = choose(routes or Routes(), Role.PREFILL, x.session or x.request_id.hex(), load=self._desk.guards.load)
         last: Attempt | None = None
+        opened: list[RouteEntry] = []
         try:
             for _ in range(TRIES):
                 if last is not None and last.reached and not self._budget.spend():
                     self._desk.meters.unretried["budget"] += 1
                     break
-                one = await self._next(x, order, decode.pool)
+                one = await self._next(x, order, decode.pool, opened)
+                if one is None and last is None:
+                    one = self._last(x, decode.pool, opened)
                 if one is None:
+                    if last is not None:
+                        if last.reached:
+                            self._budget.give_back()
+                        self._desk.meters.unretried["nowhere"] += 1
                     break
                 if last is not None:
                     self._desk.meters.retries[last.pool, last.entry.worker, last.reason] += 1
@@ -78,13 +86,25 @@ class Prefill:
             if last is not None:
                 last.end()
 
-    async def _next(self, x: Incoming, order: Any, pool: str) -> Attempt | None:
+    async def _next(self, x: Incoming, order: Iterator[RouteEntry], pool: str, opened: list[RouteEntry]) -> Attempt | None:
         for entry in order:
             if entry.role is Role.PREFILL and not self._desk.plan.out(entry.worker):  # by the table of now
                 permit = await self._desk.guards.breakers.permit(entry.worker)
                 if permit is not None:
-                    return Attempt(self._desk.guards, entry, permit, Slot(id="", pool=pool, worker=entry.worker, tenant=x.tenant))
+                    return self._attempt(x, entry, permit, pool)
+                opened.append(entry)
         return None
+
+    def _last(self, x: Incoming, pool: str, opened: list[RouteEntry]) -> Attempt | None:
+        """Nobody else is left, so breakers are passed over, as they are for whoever decodes."""
+        for entry in opened:
+            permit = self._desk.guards.breakers.last(entry.worker)
+            if permit is not None and not self._desk.plan.out(entry.worker):
+                return self._attempt(x, entry, permit, pool)
+        return None
+
+    def _attempt(self, x: Incoming, entry: RouteEntry, permit: Permit, pool: str) -> Attempt:
+        return Attempt(self._desk.guards, entry, permit, Slot(id="", pool=pool, worker=entry.worker, tenant=x.tenant))
 
     @staticmethod
     def _second(one: Attempt, decode: Attempt, body: dict[str, Any]) -> bytes | None:

@@ -76,8 +76,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._early += data
         waiter = self._waiter
-        if waiter is None:  # nobody asked
-            self.abort()
+        if waiter is None:
+            if self.head is None:  # nobody asked
+                self.abort()
+            elif len(self._early) > SHORT:  # begun, and kept until it is known whether another worker does better
+                self.transport.pause_reading()
         elif not waiter.done():
             try:
                 if self._begun():
@@ -161,6 +164,11 @@ class Connection(asyncio.Protocol):
             return bool(self._early)
         return len(self._early) >= head.size
 
+    def go_on(self) -> None:
+        """It is this answer that is passed on: read all of it. To be called before ``take``."""
+        if not self.closed and not self.transport.is_reading():
+            self.transport.resume_reading()
+
     def take(self, taker: Taker) -> bytes:
         """From now on everything goes to ``taker``; returns what has come already. One that is closed by now says no more."""
         early, self._early = self._early, b""
@@ -181,7 +189,7 @@ class Connection(asyncio.Protocol):
         self.taker = None
         if self.head is not None and self.head.keep and not (self.closed or self._early or self.origin.left):
             self.transport.set_protocol(self)
-            self.used = True
+            self.used, self.head = True, None
             self.idle_since = time.monotonic()
             self.origin.idle.append(self)
         else:

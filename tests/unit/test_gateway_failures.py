@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ async def ask(site: Site, *, stream: bool) -> tuple[int, bool]:
         return answer.status, body.endswith(b"[DONE]\n\n") if stream else b"hello" in body
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.FINE), (404, Outcome.FINE), (422, Outcome.FINE)])
+@pytest.mark.parametrize(("status", "outcome"), [(s, Outcome.FINE) for s in (400, 403, 422, 501)])
 async def test_a_clients_mistake_is_passed_on_and_blames_nobody(status: int, outcome: Outcome) -> None:
     """No second try, no failure."""
     async with Site("a", "b") as site:
@@ -176,6 +177,49 @@ async def test_a_clients_mistake_is_passed_on_and_blames_nobody(status: int, out
             assert answer.status == status
         await site.free()
         assert [o for _, o in heard.outcomes] == [outcome]
+
+
+@pytest.mark.parametrize("status", [404, 401, 403])
+async def test_a_worker_that_does_not_serve_it_yet_costs_nothing(status: int) -> None:
+    """A Dynamo frontend that has just started says 404 to everything; a worker with another key says 401. Others are asked, without
+    any budget, the first is asked last for a while, and is neither blamed nor taken for one that works."""
+    async with Site("a", "b", retry_reserve=0, retry_share=0.0) as site:
+        site.gateway.desk.worker_key = b"k"
+        home = await home_of(site, "u")
+        site.stands[home].status = status
+        heard = Heard(site)
+        for n in range(4):
+            async with site.post(user="u" if n % 2 else "u2") as answer:
+                assert answer.status == 200
+        await site.free()
+        assert [o for w, o in heard.outcomes if w == home] == [Outcome.BUSY]
+        retries = [k for k, v in (await site.metrics()).items() if k.startswith("sentinel_gateway_retries_total") and v]
+        assert len(retries) == 1 and 'why="absent"' in retries[0]
+
+
+async def test_what_nobody_serves_is_not_asked_twice_each_time() -> None:
+    """Where two workers do not know it (embeddings of a chat model), the client gets their 404, and the next requests of this kind
+    cost one try each; other kinds keep their second tries, and an earlier response that is not there is its client's own matter."""
+    async with Site("a", "b") as site:
+        for stand in site.stands.values():
+            stand.status = 404
+        for n in range(5):
+            async with site.post("/v1/embeddings", input=f"{n}") as answer:
+                assert answer.status == 404
+        tries = [r for s in site.stands.values() for r in s.requests]
+        assert len(tries) == 5 + 1
+        async with site.post("/v1/responses", input="x", previous_response_id="resp_none") as answer:
+            assert answer.status == 404
+        assert sum(len(s.requests) for s in site.stands.values()) == 5 + 1 + 1
+        async with site.post() as answer:
+            assert answer.status == 404
+        assert sum(len(s.requests) for s in site.stands.values()) == 5 + 1 + 1 + 2
+        counted: Counter[str] = Counter()
+        for name, n in (await site.metrics()).items():
+            if name.startswith("sentinel_gateway_requests_total"):
+                counted[name.partition('outcome="')[2].partition('"')[0]] += int(n)
+        assert counted == {"absent": 6, "client_error": 1}
+        await site.free()
 
 
 @pytest.mark.parametrize("status", [429, 503])

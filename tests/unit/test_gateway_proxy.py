@@ -275,6 +275,45 @@ async def test_keys_tell_tenants_apart(tmp_path: Path) -> None:
         assert metrics['sentinel_gateway_requests_total{outcome="ok",pool="p",tenant="alice",worker="a"}'] == 1
 
 
+async def test_a_key_for_the_workers_replaces_whatever_the_client_sent() -> None:
+    """SDKs always send a key; where this gateway asks for none and has its own, the worker gets that one and no other."""
+    async with Site("a") as site:
+        site.gateway.desk.worker_key = b"for-workers"
+        async with site.post(headers={"Authorization": "Bearer dummy"}) as answer:
+            assert answer.status == 200
+        (headers, _), *_ = site.stands["a"].requests
+        assert headers.getall("Authorization") == ["Bearer for-workers"]  # type: ignore[attr-defined]
+
+
+async def test_a_page_of_text_for_a_session_fills_no_memory() -> None:
+    """What is remembered of a session is short, whatever the client calls it, and it still stays where it is."""
+    async with Site("a", "b", body_max=1 << 24) as site:
+        for user in ("x" * 1_000_000, "y" * 65):
+            seen = set()
+            for n in range(4):
+                async with site.post(user=user, content=f"{n}") as answer:
+                    seen.add((await answer.json())["id"])
+            assert len(seen) == 1
+        assert all(len(session) < 100 for session in site.gateway.desk.homes._homes)
+
+
+async def test_every_line_of_a_list_header_counts() -> None:
+    """All ``connection`` lines name hop-by-hop headers, whatever bytes they have; several ``tracestate`` lines are one list."""
+    async with Site("a") as site:
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: keep-alive\r\nconnection: x-mine, \xff\r\nx-mine: 1\r\n"
+            b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\ntracestate: a=1\r\ntracestate: b=2\r\n"
+        )
+        body = json.dumps({"model": MODEL, "messages": []}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert b" 200 " in await reader.readline()
+        writer.close()
+        ((headers, _),) = site.stands["a"].requests
+        assert "x-mine" not in headers and headers["tracestate"].replace(" ", "") == "a=1,b=2"
+        await site.free()
+
+
 async def test_limits_refuse_quickly_and_in_shape() -> None:
     """Past a limit: 503 with Retry-After when no place becomes free in time, and a place that does is taken by whoever waits."""
     async with Site("a", limits=Limits(pool=1), queue=0.2) as site:

@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from sentinel.durations import Duration
+from sentinel.gateway.alone import AloneBreakers, BreakerRules
 from sentinel.gateway.models import Plan, frontend_name
 from sentinel.model import Fleet, Pool, Role, RouteEntry, RoutePool, Routes, Worker, WorkerState
 from tests.gateway_site import MODEL, Site
@@ -78,6 +79,41 @@ async def test_a_prefill_that_fails_is_tried_elsewhere_and_what_it_says_of_the_r
             assert answer.status == 503
         counted = {name: n for name, n in (await site.metrics()).items() if "refused_total" in name and 'limit="prefill"' in name}
         assert list(counted.values()) == [1.0]
+        await site.free()
+
+
+async def test_the_last_prefill_worker_is_asked_however_its_breaker_stands() -> None:
+    """One of two has its breaker open and the other leaves: what is left is asked, since a breaker never refuses alone."""
+    async with Site("pre1", "pre2", "dec", breakers=AloneBreakers(BreakerRules(volume=2))) as site:
+        apart(site, "pre1", "pre2")
+        for stand in (site.stands["pre1"], site.stands["pre2"]):
+            stand.handler = hands_over
+        bad = site.stands["pre1"]
+        bad.handler, bad.status = None, 500
+        for n in range(40):
+            async with site.post(content=f"{n}") as answer:
+                await answer.read()
+        assert not site.breakers.closed("pre1")
+        bad.handler = hands_over
+        (pool,) = site.gateway.desk.routes.pools
+        left = tuple(replace(e, state=S.OUT) if e.worker == "pre2" else e for e in pool.workers)
+        site.gateway.obey(Routes(version=11, pools=(replace(pool, workers=left),)))
+        async with site.post() as answer:
+            assert answer.status == 200
+        await site.free()
+
+
+async def test_a_prefill_that_nobody_else_can_do_keeps_no_budget() -> None:
+    """One prefill worker that fails again and again leaves others their second tries."""
+    async with Site("pre", "dec", retry_reserve=1, retry_share=0.0) as site:
+        apart(site, "pre")
+        site.stands["pre"].status = 500
+        for n in range(3):
+            async with site.post(content=f"{n}") as answer:
+                assert answer.status == 500
+        metrics = await site.metrics()
+        assert metrics['sentinel_gateway_unretried_total{why="nowhere"}'] == 3
+        assert metrics['sentinel_gateway_unretried_total{why="budget"}'] == 0
         await site.free()
 
 

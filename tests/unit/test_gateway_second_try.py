@@ -242,3 +242,53 @@ async def test_a_breaker_does_not_refuse_what_nobody_else_can_take() -> None:
             assert answer.status == 200
         assert len(site.stands["a"].requests) == 1
         await site.free()
+
+
+async def test_a_busy_answer_that_is_still_coming_is_kept_while_another_worker_is_sought() -> None:
+    """It may be the only one there is: its client gets it whole, and no worker is blamed for having no room."""
+
+    async def busy(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(status=503, headers={"content-type": "application/json"})
+        await out.prepare(request)
+        await out.write(b'{"error": {"message": "full", ')
+        for part in (b'"type": "server_error", ', b'"code": 503}}'):
+            await asyncio.sleep(0.1)
+            await out.write(part)
+        return out
+
+    async with Site("a", "b", limits=FULL, queue=Duration(0.5)) as site:
+        gate = Gate(site)
+        filling = asyncio.create_task(status(site, "u"))
+        while not (full := [name for name, stand in site.stands.items() if stand.requests]):
+            await asyncio.sleep(0.01)
+        home = "a" if full == ["b"] else "b"
+        site.stands[home].handler = busy
+        heard = Heard(site)
+        async with site.post(user="v") as answer:
+            assert answer.status == 503
+            assert (await answer.json())["error"]["message"] == "full"
+        assert [outcome for worker, outcome in heard.outcomes if worker == home] == [Outcome.BUSY]
+        gate.open()
+        assert await filling == 200
+        await site.free()
+
+
+async def test_what_a_kept_connection_had_begun_to_compute_needs_a_budget_elsewhere() -> None:
+    """Only what breaks at once is a race with a worker's keep-alive timer. Later the worker had the request, is not sent it again,
+    and a try elsewhere is a second one: requests that kill workers must not go round for nothing."""
+
+    async def dies(request: web.Request) -> web.Response:
+        await asyncio.sleep(1.2)
+        assert request.transport
+        request.transport.abort()
+        return web.Response()
+
+    async with Site("a", "b", retry_reserve=0, retry_share=0.0) as site:
+        async with site.post(user="u") as answer:
+            home = str((await answer.json())["id"]).removeprefix("chatcmpl-")
+        site.stands[home].handler = dies
+        assert await status(site, "u") == 502
+        assert [len(stand.requests) for stand in site.stands.values() if stand.name == home] == [2]
+        metrics = await site.metrics()
+        assert metrics['sentinel_gateway_unretried_total{why="budget"}'] == 1
+        await site.free()
