@@ -86,13 +86,9 @@ class LeaseAdmission:
             return
         lane, tokens = held
         now = self._clock()
-        freed: list[Scope] = []
-        for scope in lane.counts:
-            scope.gave(1, now)
-            freed.append(scope)
-        for scope in lane.sizes:
-            scope.gave(tokens, now)
-            freed.append(scope)
+        freed = [*lane.counts, *lane.sizes]
+        for scope in freed:
+            scope.gave(scope.amount(tokens), now)
         if lane.own:
             freed.append(lane.own.give(now))
         if not self._settings.block:
@@ -212,6 +208,10 @@ class LeaseAdmission:
         full = now >= self.tenure.until  # who waits is let in by the answer that renews the lease
         while scope.waiters and not full:
             for waiter in scope.heads(only):
+                if waiter.future.done():  # the client left in this very round of the loop: on to the next of its tenant
+                    scope.leave(waiter)
+                    self._waiting -= 1
+                    break
                 short = self._short(waiter.lane, waiter.tokens, scope)
                 if short is scope:
                     full = True
@@ -230,10 +230,8 @@ class LeaseAdmission:
     def _end(self, waiter: Waiter, outcome: Slot | Refusal) -> None:
         if waiter.timer:
             waiter.timer.cancel()
-        if not waiter.future.done():
+        if not waiter.future.done():  # who left meanwhile is refused in vain, but never let in (``_serve``)
             waiter.future.set_result(outcome)
-        elif isinstance(outcome, Slot):
-            self.release(outcome)
 
     def _gone(self, waiter: Waiter) -> None:
         """The client left: out of the queue, or the slot that it was just given comes back."""
