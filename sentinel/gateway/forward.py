@@ -22,7 +22,7 @@ from sentinel.gateway.attempt import Attempt
 from sentinel.gateway.classify import Budget, Trouble, elsewhere
 from sentinel.gateway.errors import ApiError
 from sentinel.gateway.front import CLOSE, KEEP, Client, Sent
-from sentinel.gateway.guards import Outcome, Refusal
+from sentinel.gateway.guards import Outcome, Permit, Refusal
 from sentinel.gateway.incoming import MODELS, Incoming, receive
 from sentinel.gateway.order import Order
 from sentinel.gateway.prefill import Prefill
@@ -149,21 +149,22 @@ class Forward:
     ) -> Attempt | Refusal | None:
         """None: its breaker is open, or it does not stand in the table any more as it did when it was chosen. ``last``: nobody
         else is left, so the breaker is passed over."""
-        guards = self._desk.guards
-        permit = guards.breakers.last(entry.worker) if last else await guards.breakers.permit(entry.worker)
+        breakers, admission = self._desk.guards.breakers, self._desk.guards.admission
+        if not (last or breakers.closed(entry.worker)):
+            return None
+        got = await admission.admit(pool, entry.worker, x.tenant, x.ask.tokens, wait_s)
+        if isinstance(got, Refusal):
+            return got
+        permit: Permit | None = None
+        try:  # after the slot: a probe that nobody can use would be taken from the store and given back for each request
+            permit = breakers.last(entry.worker) if last else await breakers.permit(entry.worker)
+        finally:
+            if permit is None:
+                admission.release(got)
         if permit is None:
             return None
-        try:
-            got = await guards.admission.admit(pool, entry.worker, x.tenant, x.ask.tokens, wait_s)
-        except BaseException:
-            guards.breakers.ended(permit, Outcome.IGNORED)
-            raise
-        if isinstance(got, Refusal):
-            guards.breakers.ended(permit, Outcome.IGNORED)
-            return got
-        attempt = Attempt(guards, entry, permit, got)
-        left = self._desk.plan.state_of.get(entry.worker) is not entry.state
-        if left or not (last or permit.probe or guards.breakers.closed(entry.worker)):  # while it waited
+        attempt = Attempt(self._desk.guards, entry, permit, got)
+        if self._desk.plan.state_of.get(entry.worker) is not entry.state:  # while it waited
             attempt.end()
             return None
         return attempt

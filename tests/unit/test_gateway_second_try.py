@@ -292,3 +292,24 @@ async def test_what_a_kept_connection_had_begun_to_compute_needs_a_budget_elsewh
         metrics = await site.metrics()
         assert metrics['sentinel_gateway_unretried_total{why="budget"}'] == 1
         await site.free()
+
+
+async def test_a_full_limit_takes_no_probe() -> None:
+    """Who is turned away for want of room has not asked for a half-open worker's probe, which another request could have used."""
+    breakers = AloneBreakers(BreakerRules(volume=1, open_s=0.05))
+    async with Site("a", "b", limits=Limits(pool=1), queue=Duration(0.0), breakers=breakers) as site:
+        permit = await breakers.permit("a")
+        assert permit is not None
+        breakers.ended(permit, Outcome.FAILED)
+        assert breakers.states()["a"] == "open"
+        gate = Gate(site)
+        filling = asyncio.create_task(status(site, "u"))
+        while not site.stands["b"].requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        heard = Heard(site)
+        assert [await status(site, f"{n}") for n in range(5)] == [503] * 5
+        assert not heard.outcomes
+        gate.open()
+        assert await filling == 200
+        await site.free()
