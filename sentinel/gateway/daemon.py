@@ -23,6 +23,7 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from sentinel.config import ConfigError, GatewaySettings, Settings, load, read_secret
+from sentinel.gateway import guards
 from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.breakers import SharedBreakers
 from sentinel.gateway.desk import Desk
@@ -72,6 +73,8 @@ async def _serve(settings: Settings, own: GatewaySettings, path: Path, process: 
             raise ConfigError(f"store.url: {error}") from None
         stack.push_async_callback(store.close)
         gateway, admission, breakers = build(settings, own, store, process=process)
+        broken = asyncio.Event()
+        guards.broken.set(broken)
         await breakers.start()
         stack.push_async_callback(breakers.stop)
         await admission.start()
@@ -82,7 +85,8 @@ async def _serve(settings: Settings, own: GatewaySettings, path: Path, process: 
         settle()
         service.ready(f"listens on port {gateway.port}")
         work: dict[str, Coroutine[Any, Any, Any]] = {
-            "signal": stopping.wait(), "gateway": gateway.wait(), "reload": _reload(reloading, gateway, admission, service, path),
+            "signal": stopping.wait(), "gateway": gateway.wait(), "guards": broken.wait(),
+            "reload": _reload(reloading, gateway, admission, service, path),
         }  # fmt: skip
         if child:
             work["child"] = child.live(stopping)

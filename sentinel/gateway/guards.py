@@ -11,6 +11,7 @@ This module exists so that the proxy can be read, tested and measured without a 
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Protocol
 
@@ -97,8 +98,13 @@ class Admission(Protocol):
         ...
 
 
+broken: ContextVar[asyncio.Event | None] = ContextVar("broken", default=None)  # set by who runs the guards, before it starts them
+
+
 def told_if_broken(task: asyncio.Task[None]) -> None:
-    """For the guards' own tasks, which end only by ``stop``: what else ends one is a bug, and said at once. Without its lease a
-    gateway admits nothing; without news of breakers it goes by those it knows."""
-    if not task.cancelled() and (error := task.exception()):
-        log.error("a part of the guards ended by itself", part=task.get_name(), exc_info=error)
+    """For the guards' own tasks, which end only by ``stop``: what else ends one is a bug, said at once, and told to who runs them
+    (``broken``). Without its lease a gateway admits nothing; without news of breakers it goes by those it knows."""
+    if not task.cancelled():
+        log.error("a part of the guards ended by itself", part=task.get_name(), exc_info=task.exception())
+        if told := broken.get():
+            told.set()
