@@ -58,9 +58,8 @@ class Rig:
         assert await self.store.decisions.commit(self.epoch, [PublishRoutes(table)])
         return self.version
 
-    async def gateway(self, *, processes: int = 1, more: str = "") -> tuple[subprocess.Popen[bytes], str, str]:
-        """Returns the process and its two addresses, once it serves. ``more``: tables below ``[gateway]``."""
-        port, admin = free_port(), neighbours(processes)
+    def file(self, port: int, admin: int, *, processes: int = 1, more: str = "") -> Path:
+        """A gateway's configuration. ``more``: tables below ``[gateway]``."""
         file = self.folder / f"gateway-{port}.toml"
         file.write_text(
             f'[gateway]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nkeys = "{self.folder}/keys"\n'
@@ -68,6 +67,12 @@ class Rig:
             f'[store]\nurl = "{self.url}"\n{tables("p", MODEL, {s.name: s.url for s in self.stands.values()})}',
             "utf-8",
         )
+        return file
+
+    async def gateway(self, *, processes: int = 1, more: str = "") -> tuple[subprocess.Popen[bytes], str, str]:
+        """Returns the process and its two addresses, once it serves. ``more``: as of ``file``."""
+        port, admin = free_port(), neighbours(processes)
+        file = self.file(port, admin, processes=processes, more=more)
         process = started(file)
         self.running.append(process)
         async with aiohttp.ClientSession() as http:

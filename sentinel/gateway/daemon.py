@@ -64,9 +64,10 @@ async def _serve(settings: Settings, own: GatewaySettings, path: Path, process: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGHUP, reloading.set)
-    watchdog = asyncio.create_task(service.watchdog(lambda: True), name="watchdog")  # from the loop that serves, to the very end
+    beats = child.beat() if child else service.watchdog(lambda: True)
+    beating = asyncio.create_task(beats, name="beat")  # from the loop that serves, to the very end
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(watchdog.cancel)
+        stack.callback(beating.cancel)
         try:
             store = await open_store(settings.store)
         except StoreError as error:
@@ -89,7 +90,8 @@ async def _serve(settings: Settings, own: GatewaySettings, path: Path, process: 
             "reload": _reload(reloading, gateway, admission, service, path),
         }  # fmt: skip
         if child:
-            work["child"] = child.live(stopping)
+            child.up.set()
+            work["child"] = child.alone()
         parts = {asyncio.create_task(part, name=name) for name, part in work.items()}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         service.stopping()

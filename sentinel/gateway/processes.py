@@ -7,7 +7,8 @@ This module exists because one Python process uses one core. What always holds:
 * A process that ends comes back, the sooner the longer it lived. One that never came up ends them all, with status 1; one that
   cannot come up again (its file has become wrong meanwhile) leaves the others alone, and is tried on.
 * No process outlives its watcher: each ends when its standard input does. systemd hears READY when all are up, and WATCHDOG while
-  some serve and each of those has been heard of within the last seconds.
+  some serve and each of those has been heard of within the last seconds. One that stops, told so or by its own fault, is heard of
+  until it has drained, so that it never takes the others along.
 """
 
 from __future__ import annotations
@@ -33,19 +34,26 @@ AGAIN_S = (0.2, 10.0)  # first and longest pause before a process is started aga
 
 
 class Child:
-    """What a child owes to its watcher."""
+    """What a child owes to its watcher: a sign of life once a second, from when it is ``up`` to its very end."""
 
-    async def live(self, stopping: asyncio.Event) -> None:
-        """Say once a second that the loop runs; returns when the watcher is gone or ``stopping`` is set."""
+    def __init__(self) -> None:
+        self.up = asyncio.Event()
+
+    async def beat(self) -> None:
+        """Say that the loop runs; until cancelled, so that one that drains is not taken for one that hangs."""
+        await self.up.wait()
+        while True:
+            with contextlib.suppress(OSError):
+                os.write(1, b"+")
+            await asyncio.sleep(BEAT_S)
+
+    async def alone(self) -> None:
+        """Returns when the watcher is gone."""
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(0, lambda: gone.set() if not os.read(0, 64) else None)
         try:
-            while not stopping.is_set() and not gone.is_set():
-                with contextlib.suppress(OSError):
-                    os.write(1, b"+")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(gone.wait(), BEAT_S)
+            await gone.wait()
         finally:
             loop.remove_reader(0)
 

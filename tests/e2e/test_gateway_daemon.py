@@ -11,11 +11,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 import pytest_asyncio
 
+from sentinel.gateway.processes import Processes
 from sentinel.model import WorkerState
+from tests.conftest import free_port
+from tests.gateway_process import neighbours
 from tests.gateway_rig import ASK, Rig, client, running
 from tests.gateway_site import MODEL
 
@@ -104,6 +108,48 @@ async def test_processes_share_a_port_and_come_back(rig: Rig) -> None:
     assert process.wait(15) == 0
     while [p for p in await rig.gateways.all() if p.left_s > 0]:  # the killed one's ends by itself
         await asyncio.sleep(0.05)
+
+
+async def test_one_that_drains_for_long_takes_nobody_along(rig: Rig) -> None:
+    """A process of two that is told to stop, and waits for a stream, is heard of until it ends: systemd is never told that one
+    hangs. The stream ends well, the other process stays, and a new one takes its place."""
+    silent_s, port, admin = 3.0, free_port(), neighbours(2)
+    command = [sys.executable, "-c", "from sentinel.cli.main import main; main()", "gateway", "--config"]
+    watcher = Processes(2, [*command, str(rig.file(port, admin, processes=2))], silent_s)
+    running = asyncio.create_task(watcher.run())
+    for stand in rig.stands.values():
+        stand.events, stand.pause_s = 100, 2 * silent_s / 100
+    try:
+        await watcher._up.wait()
+        first, second = (watcher._children[k].pid for k in (0, 1))
+        async with aiohttp.ClientSession() as http:
+            streams = []
+            while not await _in_flight(http, admin):
+                streams.append(asyncio.create_task(_stream(f"http://127.0.0.1:{port}")))
+                await asyncio.sleep(0.05)
+        os.kill(first, signal.SIGTERM)
+        while not all(stream.done() for stream in streams):
+            assert watcher.alive()
+            await asyncio.sleep(0.05)
+        assert [stream.result() for stream in streams] == [100] * len(streams)
+        while watcher._children.get(0) is None or watcher._children[0].pid == first or 0 not in watcher._heard:
+            assert watcher.alive()
+            await asyncio.sleep(0.05)
+        assert watcher._children[1].pid == second
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)  # taken by the loop
+        assert await running == 0
+
+
+async def _in_flight(http: aiohttp.ClientSession, admin: int) -> bool:
+    async with http.get(f"http://127.0.0.1:{admin}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return any(line.startswith("sentinel_gateway_in_flight{") and not line.endswith(" 0.0") for line in lines)
+
+
+async def _stream(url: str) -> int:
+    async with client(url) as sdk:
+        return len([1 async for _ in await sdk.chat.completions.create(**ASK, stream=True)])  # type: ignore[call-overload]
 
 
 async def test_sigterm_drains(rig: Rig) -> None:
