@@ -81,7 +81,7 @@ class Load:
         self._ended = False
         self._under_way: dict[int, float] = {}  # request → when it began
         self._number = itertools.count()
-        self._sdk = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=0, timeout=120.0)
+        self._sdk = sdk_of(front, timeout_s=120.0)
         kinds: list[tuple[Callable[[Told], Coroutine[Any, Any, None]], str, bool, int]] = [
             (self._sdk_stream, "sdk", True, streams), (self._sdk_whole, "sdk", False, whole),
             (self._curl, "curl", True, curls), (self._curl, "curl", False, curls),
@@ -190,9 +190,14 @@ async def load(front: Front, **options: int) -> AsyncIterator[Load]:
         await made.end()
 
 
+def sdk_of(front: Front, *, timeout_s: float = 60.0) -> openai.AsyncOpenAI:
+    """OpenAI's SDK as anybody would make it, its own second tries off. Each has connections of its own, to any of the processes."""
+    return openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=0, timeout=timeout_s)
+
+
 async def everyday(front: Front) -> None:
     """What any client does all day, whole and in a stream; an AssertionError says what did not come as from the engine."""
-    async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=0, timeout=60.0) as sdk:
+    async with sdk_of(front) as sdk:
         model, ask = front.model, [{"role": "user", "content": "how fares the rack?"}]
         forever: Any = {"ignore_eos": True}
         assert [m.id async for m in sdk.models.list()] == [model]

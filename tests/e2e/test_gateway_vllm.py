@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import openai
 import pytest
 import pytest_asyncio
 
 from tests.conftest import leave_out
-from tests.e2e.gateway_clients import everyday, load
-from tests.e2e.gateway_serving import Front
+from tests.e2e.gateway_clients import everyday, load, sdk_of
+from tests.e2e.gateway_serving import RETRIES, Front
 from tests.e2e.gateway_trials import PATIENCE_VLLM, TOKENS, VllmTrials, trial
 from tests.e2e.vllm import MODEL, NotHere, Vllm, servers
 
@@ -42,6 +44,28 @@ async def front(vllm: dict[str, Vllm]) -> AsyncIterator[Front]:
 async def test_every_kind_of_request_passes_unchanged(front: Front) -> None:
     """Chat, completions, responses and models, whole and streamed, and the errors of each: the SDK reads them as vLLM's own."""
     await everyday(front)
+
+
+async def test_a_conversation_goes_on_where_its_last_response_is(vllm: dict[str, Vllm], front: Front) -> None:
+    """vLLM keeps responses in one process's memory: whichever gateway is asked next, whole or streamed, finds the right server. One
+    that is nowhere is the client's own 404, told once, and blames nobody."""
+
+    async def ask(**more: Any) -> Any:
+        async with sdk_of(front) as sdk:
+            made = await sdk.responses.create(model=MODEL, max_output_tokens=8, store=True, **more)
+            return [event async for event in made] if more.get("stream") else made
+
+    for n in range(12):
+        first = await ask(input=f"{n}: how fares the rack?")
+        events = await ask(input="and now?", previous_response_id=first.id, stream=True)
+        last = await ask(input="so?", previous_response_id=events[0].response.id)
+        assert last.status in ("completed", "incomplete")
+    with pytest.raises(openai.NotFoundError):
+        await ask(input="x", previous_response_id="resp_nobodys")
+    counted = await front.counted()
+    asked = {name: sum(n for key, n in counted.items() if "requests_total" in key and f'worker="{name}"' in key) for name in vllm}
+    assert all(asked.values()), asked  # they were spread, so finding the right one was no accident
+    assert not [key for key, n in counted.items() if key.startswith(RETRIES) and n]
 
 
 async def test_a_drained_server_costs_nothing(vllm: dict[str, Vllm], front: Front) -> None:

@@ -111,7 +111,8 @@ class Vllm:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(home.parent), os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(HOME / "venv"),
-                       "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
+                       "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+                       "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
                        "TRANSFORMERS_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # fmt: skip
         serve = ["serve", model(self.folder / "model"), "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(self.port),
                  "--served-model-name", MODEL, "--max-model-len", "4096", "--max-num-seqs", str(self._streams), "--enforce-eager",
