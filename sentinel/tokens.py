@@ -2,7 +2,8 @@
 gateway.
 
 What always holds: a token itself is never stored, logged or echoed; a file holds one ``name sha256hex`` a line, and a name may have
-several lines, so that a token can be changed without a gap.
+several lines, so that a token can be changed without a gap. A file without any is wrong: it would let nobody in, and is what a
+command that failed leaves behind.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def read_tokens(path: Path, key: str) -> dict[str, str]:
         name, sha = match[1], match[2].lower()
         if found.setdefault(sha, name) != name:
             raise ConfigError(f"{key}: {path}, line {number}: {name!r} has the same token as {found[sha]!r}; wanted one each")
+    if not found:
+        raise ConfigError(f"{key}: {path} names nobody; wanted at least one line with a name and a token's SHA-256")
     return found
 
 

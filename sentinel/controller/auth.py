@@ -5,7 +5,7 @@ always holds:
 
 * Without a token file nobody is let in: there is no default token and no open mode.
 * The file holds ``name sha256hex`` lines; a token itself is never stored, logged or echoed.
-* A changed file takes effect with the next request. A file that became unreadable or wrong keeps the tokens of before, and
+* A changed file takes effect with the next request. A file that became unreadable, wrong or empty keeps the tokens of before, and
   says so loudly: a typing error must not lock the whole fleet out.
 * A name may have several lines, so that a token can be changed without a gap.
 """

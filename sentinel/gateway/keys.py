@@ -1,7 +1,8 @@
 """Whose request it is: API keys, known here only by their SHA-256, each the key of a tenant.
 
 What always holds: without a file of keys everybody is the tenant ``anonymous`` (the configuration allows that on loopback, or
-where it is said aloud); a changed file takes effect within a second; one that became wrong keeps the keys of before, and says so.
+where it is said aloud); a changed file takes effect within a second; one that became wrong, or empty, keeps the keys of before, and
+says so.
 """
 
 from __future__ import annotations
