@@ -148,7 +148,8 @@ class PagerStandIn:
 def write_tokens(directory: Path, nodes: Iterable[str], operator: str = "ada") -> dict[str, Path]:
     """Token files for a controller. A node's token is ``token-of-NODE``, the operator's ``token-of-ada``."""
     files = {"node_tokens": directory / "nodes", "operator_tokens": directory / "operators"}
-    files["node_tokens"].write_text("".join(f"{n} {digest(f'token-of-{n}')}\n" for n in nodes), "utf-8")
+    names = tuple(nodes) or ("nobody",)  # a file without a token is a mistake
+    files["node_tokens"].write_text("".join(f"{n} {digest(f'token-of-{n}')}\n" for n in names), "utf-8")
     files["operator_tokens"].write_text(f"{operator} {digest(f'token-of-{operator}')}\n", "utf-8")
     return files
 
