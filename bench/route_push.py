@@ -52,7 +52,7 @@ def changed(routes: Routes, number: int) -> Routes:
 
 
 async def obeyed(gateways: Gateways, version: int) -> None:
-    while await gateways.behind(version):
+    while not await gateways.acked(version):
         await asyncio.sleep(0.001)
 
 

@@ -52,7 +52,7 @@ async def test_a_persons_pin_is_not_the_controllers_to_change(store_server: Any)
 
 async def test_who_is_behind_is_named(store_server: Any) -> None:
     """Those that are there and obey an older table are named once each; those that fell silent are not waited for."""
-    gateways = Gateways(await store_server.open())
+    gateways = Gateways(await store_server.open(), settle_s=0.05)
     await gateways.obey("g1", "a", 6, 30)
     await gateways.obey("g2", "b", 5, 30)
     await gateways.obey("g3", "b", 4, 30)
