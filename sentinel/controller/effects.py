@@ -3,7 +3,7 @@
 This module exists so that acting on the world is one table from effect to verb. What always holds:
 
 * A worker counts as idle, and may be stopped gently, only after every gateway that is there obeys a table without it: what one
-  of them still sends would be answered with an error by a server that is ending.
+  of them still sends would be answered with an error by a server that is ending. Where that cannot be told it is not so.
 * An effect begins only after it is durable as pending, and only while the lease can still be ours. So does each try of a page:
   a controller that was paused wakes up in the middle of its waits.
 * The next effect of a lane begins after the Done of the one before is durable: an effect that a crash makes us repeat is
@@ -191,9 +191,11 @@ class Effects:
     async def _idle(self, worker: Worker, until: float) -> Outcome:
         """First nobody sends any more, and only then does nothing in flight mean anything."""
         pause, count, trouble = IDLE_POLL[0], None, ""
-        version = self._gateways.version() if self._gateways else 0  # published: it names the worker no more
+        version = 0
         behind: list[str] | None = None  # gateways that still may send; None: could not be told
         while True:
+            if behind is None and self._gateways:
+                version = self._gateways.version()  # published: it names the worker no more, nor does any later one
             if behind != []:
                 behind, trouble = await self._behind(version)
             if behind == []:

@@ -7,7 +7,8 @@ always holds:
   is told as nothing, and the decider draws its own conclusion from that.
 * A breaker's transition is looked at as soon as it is pushed; the rounds behind it are slow, and a large fleet's are spread.
 * Where there is no gateway that is said once, and nothing else is asked of the store.
-* ``behind`` answers by the store's own clock; whoever fell silent is not waited for.
+* ``behind`` answers by the store's own clock; whoever fell silent while others spoke is not waited for.
+* Pins that the store has lost are set again (``pinned``).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Literal, Protocol
 import structlog
 
 from sentinel.controller.core import DeciderFailed, SteppedDown
+from sentinel.controller.pinned import Pin, Pinned
 from sentinel.decide.state.events import AnyInstruction, Relay, Relayed, Replica
 from sentinel.gateway.models import frontend_name
 from sentinel.model import Fleet, Worker
 from sentinel.store import StoreError
-from sentinel.store.breakers import BreakerRecords, Standing
+from sentinel.store.breakers import CHUNK, BreakerRecords, Standing
 from sentinel.store.gateways import Gateways, Presence
 
 log = structlog.get_logger(__name__)
 
-EVERY_S = 2.0  # seconds between two rounds
-PER_ROUND = 2000  # workers asked about in one; more than these take turns
-CHUNK = 250  # of them in one question: the server does nothing else meanwhile
+EVERY_S = 1.0  # seconds between two rounds; less than store.gateways.AWAY_S
+PER_ROUND = 1000  # workers asked about in one; more than these take turns
 GATHER_S = 0.05  # what is pushed within this long is looked at together
 WHY_MAX = 300  # characters of a pin's reason
 
@@ -44,7 +45,7 @@ class Obeyed(Protocol):
         ...
 
     async def behind(self, version: int) -> list[str]:
-        """Names of the gateways that are there and obey an older one. Raises StoreError."""
+        """Names of the gateways that are there and obey an older one. Raises StoreError, also when nobody can know."""
         ...
 
     async def pin(self, worker: Worker, state: Literal["open", "closed", ""], *, lasts_s: float, by: str, why: str) -> str:
@@ -64,12 +65,16 @@ class GatewayWatch:
         feed: Callable[[Relayed], Awaitable[list[AnyInstruction]]],
         new_id: Callable[[], str],
         clock: Callable[[], float],
+        valid: Callable[[], bool] = lambda: True,
+        pins: dict[str, Pin] | None = None,
         every: float = EVERY_S,
         frontends: int = 1,
         per_round: int = PER_ROUND,
     ) -> None:
-        """``frontends``: how many Dynamo frontends the site has, each with a breaker of its own in every pool."""
+        """``valid``: whether the lease can still be ours. ``pins``: see ``Pinned``. ``frontends``: how many Dynamo frontends the
+        site has, each with a breaker of its own in every pool."""
         self._presences, self._records, self.version = presences, records, version
+        self._pinned = Pinned(records, {} if pins is None else pins, clock=clock, valid=valid)
         self._feed, self._new_id, self._clock, self._every = feed, new_id, clock, every
         self._frontends = range(1, max(1, frontends) + 1)
         self._pool_of: dict[str, str] = {}  # whom the gateways ask → pool
@@ -85,10 +90,10 @@ class GatewayWatch:
     # -- for effects --------------------------------------------------------------------------------------------------
 
     async def behind(self, version: int) -> list[str]:
-        return await self._presences.behind(version)
+        return await self._presences.behind(version, self.version())
 
     async def pin(self, worker: Worker, state: Literal["open", "closed", ""], *, lasts_s: float, by: str, why: str) -> str:
-        stands = await self._records.pin(worker.name, worker.pool, state, lasts_s=lasts_s, by=by, why=why[:WHY_MAX])
+        stands = await self._pinned.hold(worker.name, worker.pool, state, lasts_s=lasts_s, by=by, why=why[:WHY_MAX])
         return "" if stands.pin == state else f"{stands.pin_by} holds the breaker of {worker.name} {stands.pin}"
 
     # -- for the decider ----------------------------------------------------------------------------------------------
@@ -166,7 +171,7 @@ class GatewayWatch:
     async def _listing(self, names: Iterable[str]) -> list[Standing]:
         found, left = [], iter(names)
         while some := {name: self._pool_of[name] for name in itertools.islice(left, CHUNK)}:
-            found += await self._records.listing(some, evidence=True)
+            found += await self._pinned.kept(await self._records.listing(some, evidence=True))
         return found
 
     async def _tell(self, at: float, replicas: tuple[Replica, ...], standings: list[Standing]) -> None:
@@ -189,13 +194,12 @@ class GatewayWatch:
 
 def _replicas(presences: Iterable[Presence]) -> tuple[Replica, ...]:
     """Processes of one name as one; of those that are there, the one that is furthest behind speaks."""
-    found: dict[tuple[str, bool], int] = {}
+    found: dict[tuple[str, bool], list[int]] = {}
     for p in presences:
-        key = (p.name, p.left_s > 0)
-        found[key] = min(p.version, found.get(key, p.version))
+        found.setdefault((p.name, p.left_s > 0), []).append(p.version)
     there = {name for name, is_there in found if is_there}
-    kept = ((name, is_there, v) for (name, is_there), v in found.items() if is_there or name not in there)
-    return tuple(Replica(name=name, version=v, there=is_there) for name, is_there, v in sorted(kept))
+    kept = ((name, is_there, obeyed) for (name, is_there), obeyed in found.items() if is_there or name not in there)
+    return tuple(Replica(name=n, version=min(v), newest=max(v), there=is_there) for n, is_there, v in sorted(kept))
 
 
 def _relay(s: Standing, window: float) -> Relay:

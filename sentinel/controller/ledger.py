@@ -5,6 +5,7 @@ batch, this ledger does not. What always holds:
 
 * It changes only by what was loaded from the store or by a commit that succeeded.
 * Its values are the model's own nouns.
+* ``pins`` is no part of that: the breakers' records are their place, and ``pinned`` keeps here what stands in them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from sentinel.controller.pinned import Pin
 from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Done, Forget, Record
 from sentinel.model import Component, Drain, DrainState, Fleet, Hold, Incident, Routes, Worker, WorkerState
 from sentinel.store import Change, Drop, PublishRoutes, Put, Stored
@@ -38,6 +40,7 @@ class Ledger:
         self.holds: dict[str, Hold] = {}
         self.pending: dict[str, AnyEffect] = {}
         self.routes: Routes | None = None
+        self.pins: dict[str, Pin] = {}  # worker → what holds its breaker
         self.head = (0, 0)  # epoch and number of the commit that it is as of (``Stored.head``)
         self.load_fleet(fleet)
 

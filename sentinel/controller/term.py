@@ -75,8 +75,12 @@ class Term:
         numbers = itertools.count(1)
         self.new_id: Callable[[], str] = lambda: f"ev-{lease.epoch}-{next(numbers)}"  # unique, because an epoch has one term
         self.ledger = Ledger(fleet)
+        if memory is not None:
+            self.ledger.pins = memory.pins
         self._watch = Watch(serving=serving, every=watch, feed=self.feed, new_id=self.new_id, clock=clock)
-        self._gateways = gateways and gateways(version=self._version, feed=self.feed, new_id=self.new_id, clock=clock)
+        self._gateways = gateways and gateways(
+            version=self._version, feed=self.feed, new_id=self.new_id, clock=clock, valid=lease.valid, pins=self.ledger.pins
+        )  # fmt: skip
         self._effects = Effects(
             serving=serving, hands=desk, pager=pager, worker=self._worker, look=self._watch.asked, done=self.feed,
             valid=lease.valid, new_id=self.new_id, gateways=self._gateways, runbooks=runbooks, clock=clock,

@@ -2,7 +2,8 @@
 
 What always holds:
 
-* The table says of every worker what its drain says; its version rises with every change and nothing else.
+* The table says of every worker what its drain says; its version rises with every change, and above whatever gateways obey: a
+  store that lost its data, and a leader whose clock is behind, would else publish what they ignore.
 * Weight leaves a short pool at once and returns gently: only after ``shift_back_after``, a step at a time.
 * Short means: what is ready of the scarcer role is less than the measured demand with headroom; demand that could not be
   measured counts as all that the pool can carry, so that doubt moves traffic to where capacity is certain.
@@ -63,7 +64,7 @@ class Capacity:
     @property
     def stale(self) -> bool:
         """Whether the published table may differ from what the drains say."""
-        return self.p.stale or self.table.touched
+        return self.p.stale or self.table.touched or self.p.relays.newest > self.p.routes.version
 
     def share(self, pool: Pool, without: Worker | None = None) -> float:
         """What part of its sessions this pool can carry now, by its scarcest role, 0..1; as if ``without`` did not serve."""
@@ -92,10 +93,11 @@ class Capacity:
             RoutePool(pool=name, weight=round(weights.get(name, 0.0), 4), workers=self.table.rows(name))
             for name in self.p.pools
         )
-        if pools != self.p.routes.pools:
-            why = self._difference(pools, news)
+        obeyed = self.p.relays.newest
+        if pools != self.p.routes.pools or obeyed > self.p.routes.version:
+            why = self._difference(pools, news) or (f"above table {obeyed}, which gateways obey" if obeyed else "first table")
             # From the clock where it is ahead, so that a store that lost its data does not send versions backwards.
-            version = max(self.p.routes.version + 1, int(self.p.now * 1000))
+            version = max(self.p.routes.version + 1, obeyed + 1, int(self.p.now * 1000))
             self.p.put_routes(Routes(version=version, at=self.p.now, why=why, pools=pools), self._changed(pools, news))
 
     def _weights(self) -> dict[str, float]:
@@ -190,7 +192,7 @@ class Capacity:
         )
 
     def _difference(self, pools: tuple[RoutePool, ...], news: list[Changed] | None) -> str:
-        """What changed against the last table, in words."""
+        """What changed against the last table, in words; "" when nothing did."""
         old_weight = {r.pool: r.weight for r in self.p.routes.pools}
         old_rows = {r.pool: r.workers for r in self.p.routes.pools}
         changes = [f"{e.worker} {e.state.value}" for _, e in news or ()]
@@ -200,4 +202,4 @@ class Capacity:
                 pairs = zip(pool.workers, before, strict=True)  # a row that did not change is the same object
                 changes += [f"{e.worker} {e.state.value}" for e, b in pairs if e is not b and e != b]
         changes += [f"{r.pool} at {r.weight:.0%}" for r in pools if old_weight.get(r.pool, r.weight) != r.weight]
-        return ", ".join(changes[:8]) + (f" and {len(changes) - 8} more" if len(changes) > 8 else "") or "first table"
+        return ", ".join(changes[:8]) + (f" and {len(changes) - 8} more" if len(changes) > 8 else "")

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from sentinel.controller.gateways import GatewayWatch
@@ -13,6 +14,7 @@ from sentinel.decide.state.events import AnyInstruction, Relayed
 from sentinel.durations import Duration
 from sentinel.model import Fleet, Pool, Worker
 from sentinel.settings_gateway import BreakerSettings
+from sentinel.store import StoreError
 from sentinel.store.breakers import PINS_BY, BreakerRecords
 from sentinel.store.gateways import Gateways
 from sentinel.testing.control import until
@@ -32,7 +34,7 @@ class Ear:
     """A watch on one real store, and what it told."""
 
     def __init__(self, store: Any, policy: BreakerSettings = POLICY) -> None:
-        self.presences, self.records = Gateways(store), BreakerRecords(store, policy)
+        self.presences, self.records = Gateways(store, settle_s=0.2), BreakerRecords(store, policy)
         self.told: list[Relayed] = []
         numbers = itertools.count()
         self.watch = GatewayWatch(
@@ -92,6 +94,21 @@ async def test_what_gateways_see_is_told_once(ear: Ear) -> None:
     await until(lambda: len(ear.told) > count + 2, "further rounds")
     assert all(e.workers == () and e.replicas is None for e in ear.told[count + 1 :])
     assert await ear.watch.behind(7) == ["g1"] and await ear.watch.behind(5) == []
+
+
+async def test_whoever_obeys_a_newer_table_than_ours_does_not_obey(ear: Ear) -> None:
+    """A gateway above every table that this leader has published ignores them: that it obeys one cannot be told, and the decider
+    is told how far above, whichever of its processes it is."""
+    await ear.presences.obey("a1", "g1", 9, 30)
+    await ear.presences.obey("a2", "g1", 7, 30)
+    await until(lambda: ear.told and ear.told[-1].replicas is None and len(ear.told) > 3, "rounds")
+    told = [r for e in ear.told for r in e.replicas or ()]
+    assert [(r.name, r.version, r.newest) for r in told][-1:] == [("g1", 7, 9)]
+    for version in (5, 7):
+        with pytest.raises(StoreError, match="g1 obeys table 9"):
+            await ear.watch.behind(version)
+    ear.watch.version = lambda: 10
+    assert await ear.watch.behind(10) == ["g1"] and await ear.watch.behind(7) == []
 
 
 async def test_a_transition_is_told_by_the_push(store_server: Any) -> None:

@@ -26,9 +26,10 @@ class GatewaysStandIn:
     asked: list[int] = field(default_factory=list)
     pinned: list[tuple[str, str, float, str]] = field(default_factory=list)
     theirs: str = ""
+    tables: list[int] = field(default_factory=lambda: [7])  # what is published at each question for it, the last one for good
 
     def version(self) -> int:
-        return 7
+        return self.tables.pop(0) if len(self.tables) > 1 else self.tables[0]
 
     async def behind(self, version: int) -> list[str]:
         self.asked.append(version)
@@ -80,6 +81,15 @@ async def test_idle_is_asked_only_when_no_gateway_sends_any_more() -> None:
     done = await end_of(idle(), gateways, serving)
     assert done.ok is True and gateways.asked == [7, 7, 7]
     assert serving.did("in_flight") == ["w"]
+
+
+async def test_what_could_not_be_told_is_asked_of_the_newest_table() -> None:
+    """Gateways that obeyed none of our tables obey the one that was lifted above theirs, or a newer one; older ones they never saw.
+    Those that are merely behind are not chased with every new table."""
+    above = StoreError("g1 obeys table 9, and the last one published is 7")
+    gateways = GatewaysStandIn(older=[above, above, ["g1"], []], tables=[7, 7, 10, 11, 12])
+    assert (await end_of(idle(), gateways, ServingStandIn())).ok is True
+    assert gateways.asked == [7, 7, 10, 10]
 
 
 async def test_a_gateway_that_never_obeys_ends_at_the_deadline() -> None:

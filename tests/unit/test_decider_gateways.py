@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from sentinel.decide.decider import Decider
-from sentinel.decide.state.events import AnyEvent, PinBreaker, Relay, StopWorker
-from sentinel.model import Action, Component, DrainState, Response, Severity, Suspect, gpu_component
+from sentinel.decide.state.events import AnyEvent, PinBreaker, Record, Relay, Relayed, Replica, StopWorker
+from sentinel.model import Action, Component, DrainState, Response, Routes, Severity, Suspect, gpu_component
 from sentinel.testing.decisions import PCIS, World, rack
 
 NODES = [f"t{n:02d}" for n in range(1, 9)]
@@ -277,6 +277,33 @@ def test_what_a_person_unpins_stays_so_for_that_decision() -> None:
     drain = w.drain_of("decode-1")
     assert drain is not None and drain.state is DrainState.STOPPING
     assert pins(w) == [("decode-1", "open", "sentinel"), ("decode-1", "", "ann")]
+
+
+def obeys(w: World, *replicas: Replica) -> list[Routes]:
+    """The tables that are published when this is told."""
+    event = Relayed(id=w._id(), at=w.now, window=10.0, replicas=replicas)
+    return [i.value for i in w.handle(event) if isinstance(i, Record) and isinstance(i.value, Routes)]
+
+
+def test_a_table_that_gateways_ignore_is_lifted_above_theirs() -> None:
+    """A leader whose clock is behind that of the one whose table the store has lost: the same table under a version above every
+    gateway's, lost ones and single processes included; once, and every later one above that."""
+    w = World()
+    before = w.decider.p.routes
+    ahead = before.version + 3_600_000
+    (lifted,) = obeys(w, Replica(name="g1", version=1, newest=ahead), Replica(name="g2", version=ahead - 5, there=False))
+    assert lifted.version == ahead + 1 and lifted.pools == before.pools and str(ahead) in lifted.why
+    assert obeys(w, Replica(name="g1", version=ahead, newest=ahead + 1)) == []
+    w.ask("drain", "decode-1")
+    assert w.decider.p.routes.version > ahead + 1
+
+
+def test_tables_that_gateways_obey_are_not_lifted() -> None:
+    """Gateways at ours, behind it or without one; and a version that no controller gives, which nothing could be lifted above."""
+    w = World()
+    ours = w.decider.p.routes.version
+    for version in (ours, ours - 1, 0, 1 << 60):
+        assert obeys(w, Replica(name="g1", version=version)) == []
 
 
 def test_a_hold_in_wins_over_an_open_breaker() -> None:

@@ -71,11 +71,13 @@ class Watched(Event, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The gateway processes of one name. ``version``: the oldest route table that one of them obeys; ``there``: heard of lately."""
+    """The gateway processes of one name. ``version``: the oldest route table that one of them obeys, ``newest``: the newest (0:
+    told by a controller that did not know it); ``there``: heard of lately."""
 
     name: str
     version: int
     there: bool = True
+    newest: int = 0
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

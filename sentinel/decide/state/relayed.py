@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from sentinel.decide.state.events import Relay, Relayed, Replica
 
 FAILING, PANIC = "gateway.failing", "gateway.panic"  # checks: of a worker, of a pool
+VERSIONS = 2**53  # the store's scripts reckon in doubles: no table of ours has a version from here on
 STALE_S = 15.0  # as long as a node may say nothing (timing.silent_after): several of the controller's rounds
 
 
@@ -64,6 +65,11 @@ class Relays:
         nobody's pin."""
         relay = self.of(worker)
         return self.heard(now) and relay.breaker == "open" and not relay.pin
+
+    @property
+    def newest(self) -> int:
+        """Of the versions of route tables that gateways have obeyed: they ignore whatever is below. 0: none is known."""
+        return max((v for r in self.replicas if (v := max(r.version, r.newest)) < VERSIONS), default=0)
 
     def behind(self, version: int, now: float) -> list[str]:
         """Names of those that obey an older route table than this one."""
