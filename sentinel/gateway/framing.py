@@ -44,7 +44,7 @@ class Head:
         self.size: int | None = None
         self.chunked = False
         self.keep = True  # the connection may be used again
-        self.sse = False
+        self.sse = False  # events, and not compressed: where one ends can be seen
         self.retry_after = False
         self.tagged = False  # it names a request id of its own
 
@@ -61,6 +61,7 @@ def parse_head(raw: bytes) -> Head:
     head = Head(int(told[2]), told[3] or b"")
     head.keep = told[1] == b"1"
     named: set[bytes] = set()
+    coded = False
     for line in rest:
         name, _, value = line.partition(b":")
         if not _ or not _NAME.fullmatch(name):
@@ -78,10 +79,13 @@ def parse_head(raw: bytes) -> Head:
             head.lines.append(line)
             if low == b"content-type":
                 head.sse = value.strip().lower().startswith(b"text/event-stream")
+            elif low == b"content-encoding":
+                coded = coded or value.strip().lower() not in (b"", b"identity")
             elif low == b"retry-after":
                 head.retry_after = True
             elif low == b"x-request-id":
                 head.tagged = True
+    head.sse = head.sse and not coded
     if head.chunked and head.size is not None:
         raise Garbled("it tells its length twice, by Content-Length and by chunks")
     if named:
@@ -220,3 +224,10 @@ def chunk(payload: bytes) -> bytes:
 
 
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def cut(data: bytes) -> tuple[bytes, bytes]:
+    """Complete events of a stream, and the beginning of the next one."""
+    lines, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    end = max(lines + 2 if lines >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+    return data[:end], data[end:]

@@ -6,22 +6,26 @@ is one method on plain attributes. What always holds:
 * What a client has got ends, after every write, where a chunk ends and, in an event stream, where an event ends. So whatever
   happens to the worker, an error can be told as an event of its own, and no half event was ever shown.
 * A complete piece goes on as the same bytes that came; nothing in it is decoded.
-* A client that takes nothing holds the worker back (never more than the transport's high-water mark is kept here), and is let
-  go when it has taken nothing for ``stall_s``. A worker that says nothing for ``stall_s`` has failed.
-* ``ended`` is set once, however it ends, and then nothing more is written by this.
+* A client that takes too little holds the worker back (never more than the transport's high-water mark is kept here), and is let
+  go when it has taken nothing at all for ``stall_s``. A worker that says nothing for ``stall_s`` has failed; a comment is nothing.
+* ``ended`` is set once, however it ends, and whoever waits for it wakes when the last byte was written. It is set before the
+  client's connection is cut: a client that is gone ends its handler, and what the handler then knew would be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from math import inf
+from socket import IPPROTO_TCP, TCP_INFO
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, whole
-from sentinel.gateway.opening import status_told
+from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, cut, whole
+from sentinel.gateway.opening import TOLD, status_told
 
 if TYPE_CHECKING:
     from sentinel.gateway.front import Client
@@ -33,8 +37,10 @@ _LAST_ENDS = (b"\n\n\r\n" + LAST_CHUNK, b"\r\n\r\n\r\n" + LAST_CHUNK)
 _ONE = len(SIZE_LINES)
 # Bytes of one chunk → what it begins with where it carries one more delta, as vLLM and Dynamo's frontend write them (chat and
 # completions; responses). An error begins otherwise.
-_DELTAS = tuple(tuple(line + way for line in lines for way in (b'data: {"id"', b"event: response.")) for lines in SIZE_LINES)
-_TOLD = (b'\ndata: {"error"', b'\ndata:{"error"', b"\nevent: error", b"\nevent:error")  # no text of an answer has a line's end
+_WAYS = (b'data: {"id"', b"event: response.output_", b"event: response.reasoning_", b"event: response.function_call_")
+_DELTAS = tuple(tuple(line + way for way in _WAYS for line in lines) for lines in SIZE_LINES)
+_TOLD = tuple(b"\n" + begins for begins in TOLD)  # no text of an answer has a line's end
+_COMMENT = re.compile(rb"[0-9A-Fa-f]+\r\n(?::[^\r\n]*(?:\n\n|\r\n\r\n))+\r\n")  # a chunk of nothing else
 
 FAILED = {
     Trouble.RESET: "the worker's connection broke in the middle of this answer",
@@ -50,7 +56,8 @@ class Relay:
 
     __slots__ = (
         "_before", "_body", "_chunked", "_client", "_connection", "_due", "_fast", "_gap", "_held_at", "_last", "_loop", "_mark",
-        "_open", "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_timer", "_unbounded", "_write",
+        "_open", "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_taken", "_timer", "_unbounded",
+        "_write",
         "ended", "events", "first_at",
     )  # fmt: skip
 
@@ -82,7 +89,8 @@ class Relay:
         self._mark = b""  # what separates its events
         self._last = self.first_at = 0.0
         self._due = 0.0  # when the timer rings; inf: it has been late once already
-        self._held_at = 0.0  # since when the client takes nothing; 0: it does
+        self._held_at = 0.0  # since when the client takes too little, or nothing, as was seen last; 0: it takes what comes
+        self._taken = 0  # what it had taken then
         self.events = 0
         self.ended: asyncio.Future[Trouble | None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -118,6 +126,9 @@ class Relay:
                 self._recent = b""  # no error; keeping the piece itself would cost a cold line of memory each time
                 write(data)
                 return
+        if self._fast and self._sse and _COMMENT.fullmatch(data) and whole(data) == YES:
+            self._write(data)
+            return
         if self.events and data != LAST_CHUNK:
             self._gap(now - self._last)
         self._last = now
@@ -182,7 +193,7 @@ class Relay:
 
     def _pass_on(self, payload: bytes, now: float) -> None:
         if self._sse:
-            whole_, self._tail = _cut(self._tail + payload if self._tail else payload)
+            whole_, self._tail = cut(self._tail + payload if self._tail else payload)
             if len(self._tail) > EVENT_MAX:
                 whole_, self._tail = whole_ + self._tail, b""
             payload = whole_
@@ -207,9 +218,9 @@ class Relay:
     # -- from the client ----------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """The client takes nothing for now."""
+        """The client takes less than comes."""
         if not self._held_at and not self._connection.closed:
-            self._held_at = monotonic()
+            self._held_at, self._taken = monotonic(), _taken(self._out)
             self._connection.transport.pause_reading()
 
     def go_on(self) -> None:
@@ -225,6 +236,8 @@ class Relay:
     def _look(self) -> None:
         """One timer for the stream, moved on when it rings: nothing is set anew for each piece."""
         now = monotonic()
+        if self._held_at and (taken := _taken(self._out)) != self._taken:  # slowly: the next mark may be minutes away
+            self._held_at, self._taken = now, taken
         left = (self._held_at or self._last) + self._stall_s - now
         if left > 0:
             self._due = now + left + 0.001
@@ -233,8 +246,8 @@ class Relay:
         if left > 0:
             self._timer = self._loop.call_later(left + 0.001, self._look)
         elif self._held_at:
-            self._out.abort()
             self._end(Trouble.CLIENT)
+            self._out.abort()
         else:
             self.fail(Trouble.STALL)
 
@@ -242,13 +255,13 @@ class Relay:
         """End the answer in a way that the client understands, or cut it where there is none."""
         if self.ended.done():
             return
+        self._end(trouble)
         if self._sse and self._open and not self._out.is_closing():
             error = ApiError(502, f"{FAILED[trouble]}; send it again", kind="server_error", code=f"upstream_{trouble.value}")
             told = error.events(responses=self._responses, sequence=self.events)
             self._write(chunk(told) + LAST_CHUNK if self._chunked else told)
         else:
             self._out.abort()
-        self._end(trouble)
 
     def _end(self, trouble: Trouble | None) -> None:
         if self.ended.done():
@@ -256,7 +269,7 @@ class Relay:
         if self._timer is not None:
             self._timer.cancel()
         self._client.relay = None
-        if trouble in (None, Trouble.WORKER_ERROR) and self._body_over():
+        if trouble in (None, Trouble.WORKER_ERROR) and not self._body.rest:
             if self._held_at and not self._connection.closed:
                 self._connection.transport.resume_reading()
             self._connection.done()
@@ -272,16 +285,15 @@ class Relay:
     def _ending(self) -> bytes:
         return b"\n%b\n%b" % (self._before, self._recent)
 
-    def _body_over(self) -> bool:
-        return not self._body.rest
-
     def leave(self) -> None:
         """The client is gone, or whoever served it: let the worker stop at once."""
         self._end(Trouble.CLIENT)
 
 
-def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Complete events, and the beginning of the next one."""
-    lines, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
-    end = max(lines + 2 if lines >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
-    return data[:end], data[end:]
+def _taken(out: asyncio.Transport) -> int:
+    """Bytes that the client's host has acknowledged (``tcpi_bytes_acked`` of linux/tcp.h, since Linux 4.1); 0: not to be known."""
+    try:
+        info = out.get_extra_info("socket").getsockopt(IPPROTO_TCP, TCP_INFO, 128)
+    except OSError:
+        return 0
+    return int.from_bytes(info[120:], sys.byteorder)

@@ -19,6 +19,7 @@ from tests.unit.test_gateway_failures import Heard, home_of
 
 ANNOUNCED = b'event: response.created\ndata: {"type":"response.created"}\n\nevent: response.in_progress\ndata: {"type":"x"}\n\n'
 DELTA = b'event: response.output_item.added\ndata: {"type":"response.output_item.added"}\n\n'
+RESPONSE = b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"server_error"}}}\n\n'
 FAILED = b'data: {"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}}\n\n'
 
 
@@ -36,14 +37,18 @@ def read(body: bytes, *, chunks: int = 0) -> int | None:
     ("body", "worth"),
     [
         (b"", None), (b"ev", None), (b"da", None), (ANNOUNCED, None), (ANNOUNCED + b"event: resp", None),
-        (ANNOUNCED + DELTA, 0), (b'data: {"id":"chatcmpl-1"}\n\n', 0), (b": still here\n\n", 0), (b"\xff\xff", 0),
+        (ANNOUNCED + DELTA, 0), (b'data: {"id":"chatcmpl-1"}\n\n', 0), (b": still here\n\n", None), (b"\xff\xff", 0),
         (FAILED[:40], None), (FAILED, 500), (FAILED.replace(b"500", b"503"), 503), (FAILED.replace(b"500", b"400"), 400),
         (ANNOUNCED + FAILED, 500), (b"event: error\ndata: gone\n\n", 500), (b'event: error\r\ndata: {"error":{}}\r\n\r\n', 500),
         (b'data: {"error":{"code":"engine_dead"}}\n\n', 500), (ANNOUNCED + b"x" * (1 << 20), 0),
+        (ANNOUNCED + RESPONSE, 500), (ANNOUNCED + RESPONSE[:-1], None), (RESPONSE.replace(b"server_error", b"invalid_prompt"), 400),
+        (RESPONSE.replace(b"server_error", b"rate_limit_exceeded"), 429), (b"event: response.incomplete\ndata: {}\n\n", 0),
+        (b'event: error\ndata: {"type":"error","code":"invalid_prompt","message":"x"}\n\n', 400), (b":\n\n:\n\n" + FAILED, 500),
+        (b":\r\n\r\n: x", None), (b": x\ndata: {}\n\n", 0),
     ],
 )  # fmt: skip
 def test_what_a_beginning_is_worth(body: bytes, worth: int | None) -> None:
-    """Announcements are nothing yet, an error is the status that it names, everything else is an answer; chunks do not matter."""
+    """Announcements and comments are nothing yet, an error is the status that it names, all else is an answer, in chunks too."""
     assert read(body) == worth
     assert read(body, chunks=7) == (worth if body else None)
 

@@ -93,6 +93,9 @@ RESPONSE = b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n'
         ([DELTA, ERROR, DELTA, DELTA, DONE], 5, False),
         ([part.replace(b"\n", b"\r\n") for part in (DELTA, DELTA, DELTA, ERROR, DONE)], 5, True),
         ([RESPONSE] * 4 + [RESPONSE + RESPONSE, b'event: error\ndata: {"message":"x"}\n\n'], 7, True),
+        ([RESPONSE] * 4 + [b'event: response.failed\ndata: {"response":{}}\n\n'], 5, True),
+        ([RESPONSE] * 4 + [b'event: response.failed\ndata: {"response":{}}\n\n', DONE], 6, True),
+        ([RESPONSE] * 4 + [b'event: response.incomplete\ndata: {"response":{}}\n\n', DONE], 6, False),
         ([RESPONSE] * 4 + [b'event: response.completed\ndata: {"response":{}}\n\n'], 5, False),
     ],
 )
