@@ -149,7 +149,9 @@ class LeaseAdmission:
             if scope.used >= scope.cap or (scope.waiters and scope is not served):
                 return scope
         for scope in lane.sizes:
-            if scope.used + tokens > scope.cap or (scope.waiters and scope is not served):
+            if scope.used + tokens > scope.cap and not self.tenure.large(scope, tokens):
+                return scope
+            if scope.waiters and scope is not served:
                 return scope
         return lane.own.short(served) if lane.own else None
 

@@ -8,6 +8,7 @@ keeps it out; within a queue tenants take turns, and a tenant's own requests sta
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -38,14 +39,15 @@ class Scope:
     """One limit. ``sized``: counted in tokens, else in requests. ``cap``: what this gateway may hold now."""
 
     __slots__ = (
-        "active", "beside", "cap", "first", "kind", "limit", "name", "queue", "rate", "rate_at", "said", "short_until", "sized",
-        "unit", "used", "waiters", "waiting",
+        "active", "beside", "cap", "claimed", "first", "kind", "limit", "name", "queue", "rate", "rate_at", "said", "short_until",
+        "sized", "unit", "used", "waiters", "waiting",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, limit: int, *, sized: bool = False) -> None:
         self.name, self.kind, self.limit, self.sized = name, kind, limit, sized
         self.cap = self.used = 0
         self.waiters = self.waiting = 0  # how many are in the queue, and how much is wanted by those and by others
+        self.claimed: dict[Waiter, None] = {}  # who wants it, in this queue and in others
         self.queue: OrderedDict[str, deque[Waiter]] = OrderedDict()  # tenant → its requests
         self.said: tuple[int, int, int] | None = None  # demand, want, head, as the store heard them last
         self.beside: tuple[Scope, str] | None = None  # of a reserved part: the common part, and whose this is
@@ -99,8 +101,10 @@ class Scope:
     def claim(waiter: Waiter, scopes: tuple[Scope, ...]) -> None:
         for scope in waiter.claims:
             scope.waiting -= scope.amount(waiter.tokens)
+            del scope.claimed[waiter]
         for scope in scopes:
             scope.waiting += scope.amount(waiter.tokens)
+            scope.claimed[waiter] = None
         waiter.claims = scopes
 
     def heads(self, only: str = "") -> Iterator[Waiter]:
@@ -129,7 +133,10 @@ class Scope:
         ready = math.ceil(block * self.unit) if now - self.active < IDLE_S else 0
         demand = self.used + self.waiting
         keep = max(self.used, min(self.cap, self.used + ready))
-        head = min((self.amount(w.tokens) for w in self.heads()), default=min(self.waiting, math.ceil(self.unit)))
+        if self.sized and self.claimed and not self.used:
+            keep = 0  # what is ready is too little for who waits, and in its way: who holds nothing may have one that is large
+        heads = self.heads() if self.waiters else itertools.islice(self.claimed, 1)
+        head = min((self.amount(w.tokens) for w in heads), default=0)
         return Need(self.name, self.limit, keep, demand, demand + ready, head)
 
 

@@ -5,8 +5,9 @@ This module exists so that admission never has to ask whether it may go on. What
 * ``until`` is the moment to which what is held may be handed out: reckoned from before the last conclusive question was asked, by a
   clock that goes on while this process is stopped. A process that wakes up after it hands out nothing until it has asked again.
 * While a statement is on its way nothing is handed out beyond what it promises to keep.
-* A store that cannot be reached leaves each gateway its static share of every limit: the limit by the gateways known last. What was
-  leased before stays ours until the lease ends, since the store gives it to nobody before that.
+* A store that cannot be reached leaves each gateway its static share of every limit: the limit by the gateways known last, and of
+  tokens one request that is larger. What was leased before stays ours until the lease ends, since the store gives it to nobody before
+  that.
 * One statement is on its way at a time; it carries everything that changed since the one before it.
 """
 
@@ -76,6 +77,11 @@ class Tenure:
     def share(self, limit: int) -> int:
         """This gateway's static share."""
         return max(1, limit // self.owners) if limit else 0
+
+    def large(self, scope: Scope, amount: int) -> bool:
+        """Whether one request may go beyond it: alone, of a limit of which nothing is in use here, so that what is larger than the
+        share is not kept out, and with it who stands behind it, for as long as the store is away."""
+        return self.away and not scope.used and amount <= scope.limit
 
     async def start(self) -> None:
         """Ask once, so that the first request finds a lease or a static share, and go on asking."""

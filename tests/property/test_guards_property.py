@@ -344,7 +344,8 @@ class Admissions(Machine):
             free = need.at_most - sum(v[0] for v in others.values())
             wanted = need.demand + sum(v[1] for v in others.values())
             if self.now < self.settled:
-                part = min(need.want, max(1, need.at_most // max(len(living), 2)))
+                part = max(1, need.at_most // max(len(living), 2))
+                part = min(need.want, part if need.keep else max(part, need.head))
             elif wanted <= need.at_most:
                 part = min(need.want, need.demand + (need.at_most - wanted) // (2 * len(living)))
             else:

@@ -96,7 +96,9 @@ for i = 3, #KEYS do
   if #gone > 0 then redis.call('HDEL', KEYS[i], unpack(gone)) end
   local part
   if now < settled then
-    part = math.min(want, math.max(1, math.floor(limit / math.max(owners, tonumber(ARGV[5])))))
+    part = math.max(1, math.floor(limit / math.max(owners, tonumber(ARGV[5]))))
+    if keep == 0 then part = math.max(part, head) end  -- who holds nothing may have one request that is larger than that
+    part = math.min(want, part)
   elseif wanted <= limit then  -- half of what nobody wants may be held ready, the other half is for who comes
     part = demand + math.min(want - demand, math.floor((limit - wanted) / (2 * owners)))
   else
