@@ -32,6 +32,7 @@ class Record:
     pin_ends: int = 0
     reports: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     permits: dict[str, int] = field(default_factory=dict)
+    swept: int = 0  # second in which the silent were dropped last, though nobody counted
     won: set[str] = field(default_factory=set)  # probes whose answers began well, and may still break
 
     def pinned(self, now: int) -> str:
@@ -53,7 +54,8 @@ class Record:
         if self.state != "closed" or version != self.version:
             return "ignored"
         self._count(now, reporter, fine, failed)
-        if self.pinned(now) or failed == 0 or not self.sick(now):
+        sick = self.sick(now)
+        if self.pinned(now) or failed == 0 or not sick:
             return "counted"
         if others_out + 1 > self.policy.max_share * total or others_out + 1 >= total:
             return "panic"
@@ -62,19 +64,27 @@ class Record:
 
     def sick(self, now: int) -> bool:
         """Whether volume, rate and number of hosts are enough to open it."""
-        cut = now // 1000 - max(1, round(self.policy.window))
+        self.sweep(now)
         volume = failures = 0
         seen, sick = set(), set()
         for reporter, seconds in self.reports.items():
             host = reporter.rpartition("/")[0] or reporter
             for second, (fine, failed) in seconds.items():
-                if second > cut:
+                if self.lately(now, second):
                     volume, failures = volume + fine + failed, failures + failed
                     seen.add(host)
                     if failed:
                         sick.add(host)
         enough = volume >= self.policy.min_requests and failures >= self.policy.failure_rate * volume
         return enough and len(sick) >= min(self.policy.reporters, len(seen))
+
+    def lately(self, now: int, second: int) -> bool:
+        """Whether it is in the window. One to come, as after the clock was set back, is not, but for the next: clocks differ."""
+        return now // 1000 - max(1, round(self.policy.window)) < second <= now // 1000 + 1
+
+    def sweep(self, now: int) -> None:
+        """Forget the reporters that saw nothing in the window: each boot of a gateway is one."""
+        self.reports = {r: seen for r, seen in self.reports.items() if any(self.lately(now, second) for second in seen)}
 
     def permit(self, now: int, probe: str) -> bool:
         """A probe, if there is one; turns a breaker that is over its time half-open."""
@@ -110,11 +120,14 @@ class Record:
         self.version = max(self.version + 1, now)
 
     def _count(self, now: int, reporter: str, fine: int, failed: int) -> None:
-        second, cut = now // 1000, now // 1000 - max(1, round(self.policy.window))
-        kept = {s: n for s, n in self.reports.get(reporter, {}).items() if s > cut}
+        second = now // 1000
+        kept = {s: n for s, n in self.reports.get(reporter, {}).items() if self.lately(now, s)}
         was = kept.get(second, [0, 0])
         kept[second] = [was[0] + fine, was[1] + failed]
         self.reports[reporter] = kept
+        if not self.lately(now, self.swept):
+            self.swept = second
+            self.sweep(now)
 
     def _open(self, now: int, draw: float) -> None:
         longest = round(self.policy.max_open * 1000)

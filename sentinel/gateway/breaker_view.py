@@ -17,7 +17,7 @@ import structlog
 
 from sentinel.gateway.breaker_copy import Copy, Panics
 from sentinel.store import StoreError
-from sentinel.store.breakers import BreakerRecords, Standing
+from sentinel.store.breakers import CHUNK, BreakerRecords, Standing
 
 log = structlog.get_logger(__name__)
 
@@ -84,24 +84,27 @@ class BreakerView:
             self._look.clear()
             new, self._new = self._new, set()
             whole = self.away or now() >= self._due
-            workers = {copy.worker: copy.pool for w in (self._copies if whole else new) if (copy := self._copies.get(w))}
+            workers = [(copy.worker, copy.pool) for w in (self._copies if whole else new) if (copy := self._copies.get(w))]
             if whole:
                 self._due = now() + self._policy.poll
-            if workers:
-                try:
-                    listed = await self._asked(self._records.listing(workers))
-                except StoreError as error:
-                    self._lost(error)
-                else:
-                    self._found(listed)
+            listed: list[Standing] = []
+            try:
+                for at in range(0, len(workers), CHUNK):
+                    listed += await self._asked(self._records.listing(dict(workers[at : at + CHUNK])))
+                    if not self.away or at + CHUNK >= len(workers):  # a store that was away is back when it has told of all
+                        self._found(listed)
+                        listed = []
+            except StoreError as error:
+                self._lost(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._due):
                     await self._look.wait()
 
     def _found(self, listed: list[Standing]) -> None:
-        """A listing: of one moment, so it also says what is not there any more; where a push overtook it, the push stands."""
+        """Listings: each of one moment, so it also says what is not there any more; where a push overtook it, the push stands."""
         if self.away:
             log.info("the store answers again: its breakers stand", decided_alone=self.trips_alone)
+            self._due = 0.0  # what was pushed meanwhile was not heard
         back, self.away = self.away, False
         for standing in listed:
             copy = self._copies.get(standing.worker)

@@ -22,7 +22,7 @@ from sentinel.gateway.breaker_copy import Copy, milliseconds
 from sentinel.gateway.breaker_view import BreakerView
 from sentinel.gateway.guards import Outcome, Permit, told_if_broken
 from sentinel.store import StoreError
-from sentinel.store.breakers import BreakerRecords, Standing
+from sentinel.store.breakers import CHUNK, BreakerRecords, Standing
 
 DRY = 0.1  # seconds, at least, without asking again for a probe after there was none; a push or a poll ends them sooner
 PATIENCE = 0.25  # seconds that a request waits to hear whether it may be a probe; one that is given later is given back
@@ -211,8 +211,8 @@ class SharedBreakers(BreakerView):
             if copy := self._copies.get(worker):
                 await self._tell_failed(copy)
         copies = [copy for worker in fine if (copy := self._copies.get(worker)) and copy.fine]
-        if copies:
-            await self._tell_fine(copies)
+        for at in range(0, len(copies), CHUNK):
+            await self._tell_fine(copies[at : at + CHUNK])
 
     async def _tell_probe(self, copy: Copy, probe: str, outcome: Outcome) -> None:
         how = _PROBE_END.get(outcome, "neutral")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sentinel.store.client import Store
 
 PINS_BY = "sentinel"  # the controller itself, as the script knows it
+CHUNK = 250  # workers asked or told about in one question, at most: the server does nothing else meanwhile
 LISTEN_S = 5.0  # after so long without a push, look whether this is still the server to listen to
 State = Literal["closed", "open", "half_open"]
 Outcome = Literal["fine", "failed", "neutral"]
@@ -111,8 +112,9 @@ class BreakerRecords:
         return _standing(await self._ask("pin", worker, pool, self._keys(worker, pool), args, sure=True))
 
     async def listing(self, workers: Mapping[str, str], *, evidence: bool = False) -> list[Standing]:
-        """What stands for each of ``workers`` (worker → pool), as of one moment; ``panic_left`` above 0: its pool is in panic.
-        Without evidence nothing more is told of one that is closed, and not pinned, than its version."""
+        """What stands for each of ``workers`` (worker → pool), as of one moment, so ask about a fleet by the ``CHUNK``;
+        ``panic_left`` above 0: its pool is in panic. Without evidence nothing more is told of one that is closed, and not pinned,
+        than its version."""
         pools = sorted(set(workers.values()))
         keys = [self._channel, *map(self._panic, pools), *map(self._record, workers)]
         args = [f"{len(pools)}", f"{int(evidence)}", *pools, *(part for pair in workers.items() for part in pair)]

@@ -145,6 +145,11 @@ class Breakers(Machine):
 
     # Ways to the states that chance alone would seldom reach.
 
+    @rule(ms=st.sampled_from([700, 1_500, 3_000, 60_000]))
+    def the_clock_is_set_back(self, ms: int) -> None:
+        """Or a server whose clock is behind takes over."""
+        self.go(-ms)
+
     @rule(worker=WORKER, draw=DRAW, hosts=st.sampled_from(["h1/a h2/a", "h1/a h1/b"]))
     def breaks(self, worker: str, draw: float, hosts: str) -> None:
         """Two hosts see it fail; or one does, by two processes, while the other sees it work."""
@@ -210,12 +215,15 @@ class Breakers(Machine):
     def they_agree(self) -> None:
         for told in self.ask(self.records.listing(dict.fromkeys(NAMES, "p"), evidence=True)):
             r = self.model[told.worker]
+            assert {f"r:{reporter}".encode() for reporter in r.reports} == {
+                field for field in self.raw.hkeys(f"{{{self.prefix}}}:breaker:{told.worker}") if field.startswith(b"r:")
+            }
             pin = r.pinned(self.now)
             assert (told.state, told.version, told.trips, told.since, told.wins) == (r.state, r.version, r.trips, r.since, r.wins)
             assert told.left == max(0, r.ends - self.now) and told.pin == pin
             assert told.pin_left == (r.pin_ends - self.now if pin else 0)
-            cut = self.now // 1000 - 4
-            counts = [n for seconds in r.reports.values() for s, n in seconds.items() if s > cut]
+            first = self.now // 1000 - 3
+            counts = [n for seconds in r.reports.values() for s, n in seconds.items() if first <= s <= first + 4]
             assert (told.volume, told.failed) == (sum(map(sum, counts)), sum(n[1] for n in counts))
             live = sum(ends > self.now for ends in r.permits.values())
             assert live + r.wins <= POLICY.probes or r.state != "half_open"
@@ -407,6 +415,58 @@ def socket(request: pytest.FixtureRequest, program: Callable[[str], Path]) -> It
 def test_breakers_do_what_the_rules_say(socket: str) -> None:
     """After any sequence of reports, probes, pins, pauses and losses the script's records are those of the plain rules."""
     run_state_machine_as_test(type("On", (Breakers,), {"socket": socket}), settings=FEW)
+
+
+@pytest.fixture
+def breakers(socket: str) -> Iterator[Breakers]:
+    """Records that no property has touched yet, by a clock that only the test turns."""
+    machine: Breakers = type("On", (Breakers,), {"socket": socket})()
+    yield machine
+    machine.teardown()
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_record_forgets_reporters_that_fell_silent(breakers: Breakers, failed: int) -> None:
+    """However many gateways have told of a worker in their time, its record holds those of the last two windows, whether its
+    evidence is counted or nobody ever asks for it."""
+    sizes = []
+    for boot in range(200):
+        breakers.go(500)
+        if failed:
+            told = breakers.ask(
+                breakers.records.failed("w0", "p", NAMES[1:], f"h/{boot}", version=0, fine=9, failed=failed, draw=0.0)
+            )
+            assert told.state == "closed"
+        else:
+            breakers.ask(breakers.records.seen(f"h/{boot}", [("w0", 0, 1)]))
+        sizes.append(breakers.raw.hlen(f"{{{breakers.prefix}}}:breaker:w0"))
+    assert max(sizes) <= 2 * 4 * 2 + 2 and max(sizes[100:]) <= max(sizes[:100])
+
+
+def test_a_record_is_swept_once_a_window(breakers: Breakers) -> None:
+    """A flush looks through the whole record of a worker that works hardly ever: the rest of the time only into its own field."""
+    before = breakers.raw.info("commandstats").get("cmdstat_hgetall", {}).get("calls", 0)
+    for _ in range(400):
+        breakers.go(100)
+        breakers.ask(breakers.records.seen("h/1", [("w0", 0, 1)]))
+    swept = breakers.raw.info("commandstats").get("cmdstat_hgetall", {}).get("calls", 0) - before
+    assert 400 * 0.1 / 4 - 1 <= swept <= 400 * 0.1 / 4 + 1
+
+
+def test_a_probe_that_says_nothing_is_news_ten_times_a_second(breakers: Breakers) -> None:
+    """Where a full pool gives every probe back at once, all gateways hear of it at first, and then no more than that; each probe
+    is free for whoever asks."""
+    breakers.breaks("w0", 0.0, "h1/a h2/a")
+    breakers.is_over_its_time("w0", 0)
+    breakers.permit("w0", "p1")
+    before = breakers.raw.info("commandstats")["cmdstat_publish"]["calls"]
+    heard = []
+    for number in range(300):
+        breakers.permit("w0", f"q{number}")
+        breakers.ended("w0", f"q{number}", "neutral", 0.0)
+        heard.append(breakers.raw.info("commandstats")["cmdstat_publish"]["calls"] - before)
+        breakers.go(1)
+    assert (heard[0], heard[-1]) == (1, 3)
 
 
 def test_limits_are_shared_as_defined(socket: str) -> None:

@@ -14,19 +14,13 @@
 --           pool's panic lasts on, then for each record what stands; without evidence, of one plainly closed its version only
 -- A reporter is written host/process: hosts are what must agree. A record holds state, version (rises with every transition and
 -- with the clock, also over a store that lost its data), until, trips, since, wins, why, seen_by (hosts that saw what opened it,
--- with spaces between), pin, pin_until, pin_by, one field 'r:reporter' with what it saw in each second, one 'p:id' with the end of
--- each probe's lease, and one 'w:id' for each that succeeded: it is told 'fine' with its first byte, and 'failed' as well when the
--- rest of its answer broke.
+-- with spaces between), pin, pin_until, pin_by, one field 'r:reporter' with what it saw in each second, swept (second in which those
+-- of silent reporters were dropped last), freed (when it was last told that a probe is free), one 'p:id' with the end of each probe's
+-- lease, and one 'w:id' for each that succeeded: it is told 'fine' with its first byte, and 'failed' as well when the rest of its
+-- answer broke.
 local function clock()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
-end
-
-for _, key in ipairs(KEYS) do
-  local kind = redis.call('TYPE', key).ok
-  if kind ~= 'none' and kind ~= 'hash' and kind ~= 'string' then
-    return redis.error_reply('ERR ' .. key .. ' is a ' .. kind .. '; wanted a breaker')
-  end
 end
 
 local verb, worker, pool = ARGV[1], ARGV[2], ARGV[3]
@@ -34,15 +28,28 @@ local window, least, rate, reporters = tonumber(ARGV[4]), tonumber(ARGV[5]), ton
 local base, longest, jitter = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local probes, lease, share = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
 local now = clock()
-local cut = math.floor(now / 1000) - window  -- seconds up to this one are too old
+local this_second = math.floor(now / 1000)
 local KEPT = 86400000  -- a record that nobody touches for a day is forgotten
+local PAUSE = 100  -- ms between two words that a probe is free again: with a full pool each probe ends as soon as it is given
 
 local function whole(n) return string.format('%.0f', n) end
 
+local function lately(second)  -- in the window; one that is to come was written by a clock that ran ahead, but for the next: clocks differ
+  return second > this_second - window and second <= this_second + 1
+end
+
+local function read(key, ...)  -- these fields of a record
+  local found = redis.pcall('HMGET', key, ...)
+  if not found.err then return found end
+  local kind = redis.call('TYPE', key).ok
+  error(kind == 'hash' and found or { err = 'ERR ' .. key .. ' is a ' .. kind .. '; wanted a breaker' })
+end
+
 local function load(key)
-  local f = redis.call('HMGET', key, 'state', 'version', 'until', 'trips', 'since', 'wins', 'pin', 'pin_until', 'pin_by', 'why', 'seen_by')
+  local f = read(key, 'state', 'version', 'until', 'trips', 'since', 'wins', 'pin', 'pin_until', 'pin_by', 'why', 'seen_by', 'swept', 'freed')
   local r = { key = key, state = f[1] or 'closed', version = tonumber(f[2]) or 0, ends = tonumber(f[3]) or 0, trips = tonumber(f[4]) or 0,
-    since = tonumber(f[5]) or 0, wins = tonumber(f[6]) or 0, pin = '', pin_ends = 0, pin_by = '', why = f[10] or '', seen_by = f[11] or '' }
+    since = tonumber(f[5]) or 0, wins = tonumber(f[6]) or 0, pin = '', pin_ends = 0, pin_by = '', why = f[10] or '', seen_by = f[11] or '',
+    swept = tonumber(f[12]) or 0, freed = tonumber(f[13]) or 0 }
   if f[7] and (tonumber(f[8]) or 0) > now then
     r.pin, r.pin_ends, r.pin_by = f[7], tonumber(f[8]), f[9] or ''
   end
@@ -66,17 +73,19 @@ local function host_of(reporter)
   return string.match(reporter, '^(.*)/[^/]*$') or reporter
 end
 
-local function counted(key)  -- requests and failures in the window; hosts that saw traffic, and failures
+local function counted(key)  -- requests and failures in the window; hosts that saw traffic, and failures. Drops who saw nothing
   local c = { volume = 0, failed = 0, seen = 0, sick = 0, hosts = {} }
   local seen, sick = {}, {}
   for reporter, told in pairs(fields(key, 'r:')) do
-    local host = host_of(reporter)
+    local host, silent = host_of(reporter), true
     for second, fine, failed in string.gmatch(told, '(%d+) (%d+) (%d+)') do
-      if tonumber(second) > cut then
+      if lately(tonumber(second)) then
+        silent = false
         c.volume, c.failed, seen[host] = c.volume + fine + failed, c.failed + failed, true
         if tonumber(failed) > 0 then sick[host] = true end
       end
     end
+    if silent and verb ~= 'list' then redis.call('HDEL', key, 'r:' .. reporter) end  -- the controller lists by a window of its own
   end
   for _ in pairs(seen) do c.seen = c.seen + 1 end
   for host in pairs(sick) do
@@ -139,17 +148,21 @@ local function open(r, draw, why, hosts)  -- hosts: one or more, with spaces bet
   return turn(r, 'open', now + math.floor(lasts), why)
 end
 
-local function count(key, reporter, fine, failed)
-  local second, kept = math.floor(now / 1000), {}
-  for at, f, x in string.gmatch(redis.call('HGET', key, 'r:' .. reporter) or '', '(%d+) (%d+) (%d+)') do
-    if tonumber(at) == second then
+local function count(r, reporter, fine, failed)
+  local kept = {}
+  for at, f, x in string.gmatch(redis.call('HGET', r.key, 'r:' .. reporter) or '', '(%d+) (%d+) (%d+)') do
+    if tonumber(at) == this_second then
       fine, failed = fine + f, failed + x
-    elseif tonumber(at) > cut then
+    elseif lately(tonumber(at)) then
       kept[#kept + 1] = at .. ' ' .. f .. ' ' .. x
     end
   end
-  kept[#kept + 1] = whole(second) .. ' ' .. whole(fine) .. ' ' .. whole(failed)
-  redis.call('HSET', key, 'r:' .. reporter, table.concat(kept, ';'))
+  kept[#kept + 1] = whole(this_second) .. ' ' .. whole(fine) .. ' ' .. whole(failed)
+  redis.call('HSET', r.key, 'r:' .. reporter, table.concat(kept, ';'))
+  if not lately(r.swept) then  -- once a window, also of a record that nobody lists: each boot of a gateway is a reporter of its own
+    counted(r.key)
+    redis.call('HSET', r.key, 'swept', whole(this_second))
+  end
 end
 
 if verb == 'seen' then
@@ -159,7 +172,7 @@ if verb == 'seen' then
     local r = load(KEYS[i])
     versions[i - 2] = r.version
     if r.state == 'closed' and whole(r.version) == version then
-      count(r.key, ARGV[14], fine, 0)
+      count(r, ARGV[14], fine, 0)
       keep(r)
     end
   end
@@ -170,7 +183,7 @@ if verb == 'list' then
   local pools, evidence, marks, lefts, found = tonumber(ARGV[14]), ARGV[15] == '1', {}, {}, {}
   for i = 1, pools do marks[ARGV[15 + i]], lefts[i] = KEYS[1 + i], panic_left(KEYS[1 + i]) end
   for i = 2 + pools, #KEYS do
-    local short = not evidence and redis.call('HMGET', KEYS[i], 'state', 'version', 'pin')
+    local short = not evidence and read(KEYS[i], 'state', 'version', 'pin')
     if short and (short[1] or 'closed') == 'closed' and (short[3] or '') == '' then
       found[#found + 1] = tonumber(short[2]) or 0  -- nearly all of them, every second, for every gateway
     else
@@ -186,7 +199,7 @@ local r = load(KEYS[3])
 if verb == 'failed' then
   local reporter, version, fine, failed, draw = ARGV[14], ARGV[15], tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
   if r.state ~= 'closed' or whole(r.version) ~= version then return told(r, worker, pool, KEYS[2]) end
-  count(r.key, reporter, fine, failed)
+  count(r, reporter, fine, failed)
   keep(r)
   local c = counted(r.key)
   if r.pin ~= '' or failed == 0 or c.volume < least or c.failed < rate * c.volume or c.sick < math.min(reporters, c.seen) then
@@ -197,7 +210,9 @@ if verb == 'failed' then
     if out(KEYS[i]) then opened = opened + 1 end
   end
   if opened > share * total or opened >= total then  -- it would be too many: all are tried, and a person is told
-    redis.call('SET', KEYS[2], whole(now), 'PX', whole(window * 1000))
+    if panic_left(KEYS[2]) >= window * 1000 then return told(r, worker, pool, KEYS[2]) end  -- everybody has heard
+    redis.call('SET', KEYS[2], whole(now), 'PX', whole(window * 1500))  -- so that each failure leaves at least a window of it
+    panics[KEYS[2]] = nil
     return publish(r)
   end
   local why = whole(c.failed) .. ' of ' .. whole(c.volume) .. ' requests failed in ' .. whole(window) .. ' s, seen by ' .. table.concat(c.hosts, ', ')
@@ -237,6 +252,8 @@ if verb == 'ended' then
     redis.call('HSET', r.key, 'wins', whole(r.wins), 'w:' .. ARGV[14], '1')
     return told(r, worker, pool, KEYS[2])
   end
+  if r.freed <= now and now < r.freed + PAUSE then return told(r, worker, pool, KEYS[2]) end
+  redis.call('HSET', r.key, 'freed', whole(now))
   return publish(r)  -- it said nothing: the probe is free for whoever asks first
 end
 
