@@ -61,7 +61,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tick: Duration = Duration(0.1)  # what changed is told this often, and so is what another gateway could use
     block: Limit = 64  # slots held ready per limit, at most; never more than half of what is free. 0: every admission asks
     queue: Limit = 1024  # requests that wait in one gateway (Dynamo: 16 beside each worker; SMG: 100)
-    replicas: Least = 4  # gateway processes to assume as long as the store has never said how many there are
+    replicas: Least = 4  # processes of all hosts, to assume until the store has said how many there are; never below ``processes``
     pools: dict[str, PoolLimits] = {}
     default: PoolLimits = PoolLimits()  # for pools that are not named
 

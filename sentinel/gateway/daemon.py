@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from msgspec import structs
 from prometheus_client import disable_created_metrics
 
 from sentinel.config import ConfigError, GatewaySettings, Settings, load, read_secret
@@ -112,8 +113,9 @@ def build(
     """A gateway of this store, not started. Raises ConfigError."""
     boot = secrets.token_hex(8)
     breakers = SharedBreakers(BreakerRecords(store, own.breakers), host=own.name, process=boot)
+    limits = structs.replace(own.admission, replicas=max(own.admission.replicas, own.processes))
     admission = LeaseAdmission(
-        AdmissionRecords(store, float(own.admission.lease)), own.admission, own.tenants, owner=boot, rates=RateRecords(store)
+        AdmissionRecords(store, float(limits.lease)), limits, own.tenants, owner=boot, rates=RateRecords(store)
     )
     key = read_secret(own.worker_key_file, "gateway.worker_key_file") if own.worker_key_file else ""
     desk = Desk(
