@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sentinel.controller.leader import boottime
+from sentinel.boottime import boottime
 
 log = structlog.get_logger(__name__)
 

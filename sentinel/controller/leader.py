@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import structlog
 
+from sentinel.boottime import boottime
 from sentinel.controller.aside import Aside
 from sentinel.store import StoreError
 
@@ -29,11 +29,6 @@ log = structlog.get_logger(__name__)
 
 MARGIN = 0.1  # of the lease: clocks that drift, and a commit that is already on its way
 STILL = 3.0  # leases without a round of the loop: whoever leads cannot lead
-
-
-def boottime() -> float:
-    """Seconds that passed for this machine, sleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Renews(Protocol):

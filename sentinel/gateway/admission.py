@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from sentinel.boottime import boottime
 from sentinel.gateway.guards import Refusal, Slot
 from sentinel.gateway.lanes import Lanes
 from sentinel.gateway.rates import Rates
@@ -44,7 +44,7 @@ class LeaseAdmission:
         *,
         owner: str,
         rates: RateRecords | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boottime,
         draw: Callable[[], float] = random.random,
     ) -> None:
         """``owner``: this process, never used by another one (a boot id). ``rates``: for tenants that have one; without it there is

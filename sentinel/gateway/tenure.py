@@ -3,11 +3,11 @@
 This module exists so that admission never has to ask whether it may go on. What always holds here:
 
 * ``until`` is the moment to which what is held may be handed out: reckoned from before the last conclusive question was asked, by a
-  clock that goes on while this process is stopped. A process that wakes up after it hands out nothing until it has asked again.
+  clock that goes on while this process is stopped or the machine sleeps. A process that wakes up after it hands out nothing until it
+  has asked again.
 * While a statement is on its way nothing is handed out beyond what it promises to keep.
 * A store that cannot be reached leaves each gateway its static share of every limit: the limit by the gateways known last, and of
-  tokens one request that is larger. What was leased before stays ours until the lease ends, since the store gives it to nobody before
-  that.
+  tokens one request that is larger. What was leased before stays ours until the lease ends: the store gives it to nobody before.
 * One statement is on its way at a time; it carries everything that changed since the one before it.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -43,7 +42,7 @@ class Tenure:
         scopes: dict[str, Scope],
         changed: Callable[[Sequence[Scope]], None],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._records, self._owner, self._scopes, self._changed, self._clock = records, owner, scopes, changed, clock
         self.settings = settings

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from sentinel.boottime import boottime
 from sentinel.controller.core import Busy, Core, DeciderFailed, SteppedDown
 from sentinel.controller.journal import Journal, read_journal
-from sentinel.controller.leader import Lease, boottime
+from sentinel.controller.leader import Lease
 from sentinel.controller.ledger import Ledger
 from sentinel.controller.metrics import Metrics
 from sentinel.decide.state.events import AnyEffect, AnyEvent, AnyInstruction, Asked, Deroute, Done, Forget, Record, Reported, Tick

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from sentinel.controller.leader import STILL, Leader, Lease, boottime
+from sentinel.boottime import boottime
+from sentinel.controller.leader import STILL, Leader, Lease
 from sentinel.store import Store
 from sentinel.testing.control import RedisServer, until
 

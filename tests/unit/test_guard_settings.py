@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from sentinel.boottime import boottime
 from sentinel.durations import Duration
 from sentinel.gateway.admission import LeaseAdmission
 from sentinel.gateway.breakers import SharedBreakers
 from sentinel.gateway.guard_meters import GuardMeters
+from sentinel.gateway.tenure import Tenure
 from sentinel.settings_gateway import AdmissionSettings, BreakerSettings, PoolLimits, TenantLimits, guard_problems, parse_rate
 
 POOLS = frozenset({"chat"})
@@ -50,6 +54,13 @@ def test_what_cannot_work_is_said(made: dict[str, Any], sentence: str) -> None:
     """Each contradiction is one sentence that begins with the key and says what was wanted."""
     said = problems(**made)
     assert any(s.startswith(sentence) for s in said), said
+
+
+def test_a_lease_counts_while_the_machine_sleeps() -> None:
+    """Unless a test hands another one in, admission goes by the clock that passes during a suspend, as the store's does."""
+    assert inspect.signature(LeaseAdmission).parameters["clock"].default is boottime
+    assert inspect.signature(Tenure).parameters["clock"].default is inspect.Parameter.empty, "it has that of its admission"
+    assert boottime.func is time.clock_gettime and boottime.args == (time.CLOCK_BOOTTIME,)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["", "600", "600/day", "0/minute", "-1/second", "6e2/minute", "600 / minute", "٦/minute"])
