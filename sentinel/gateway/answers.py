@@ -1,11 +1,13 @@
 """What the gateway answers by itself (the list of models, and errors), and the head of what it passes on.
 
-What always holds: ``models`` shows what would be answered now; an error is one sentence in OpenAI's shape, with the request's id.
+What always holds: ``models`` shows what would be answered now; an error is one sentence in OpenAI's shape, with the request's id,
+and counted; HEAD is answered without a body, which its client would take for the next answer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp.web_request import BaseRequest
@@ -31,32 +33,32 @@ class Answers:
         names = self._desk.plan.models(self._desk.guards.breakers.closed)
         shown = [{"id": name, "object": "model", "created": self._desk.began, "owned_by": "sentinel"} for name in names]
         if path == MODELS:
-            return self._write(msgspec.json.encode({"object": "list", "data": shown}), request, client)
-        wanted = path.removeprefix(MODELS + "/")
+            return self._write(200, msgspec.json.encode({"object": "list", "data": shown}), (), request, client)
+        wanted = unquote(path.removeprefix(MODELS + "/"))  # openai-python sends Qwen/Qwen3-0.6B as Qwen%2FQwen3-0.6B
         for model in shown:
             if model["id"] == wanted:
-                return self._write(msgspec.json.encode(model), request, client)
+                return self._write(200, msgspec.json.encode(model), (), request, client)
         raise ApiError(404, f"the model {wanted[:200]!r} is not served here now", code="model_not_found", param="model")
-
-    def _write(self, body: bytes, request: BaseRequest, client: Client) -> Sent:
-        keep = request.keep_alive and not self._desk.stopping
-        whole = rendered(200, body, keep=keep, old=request.version < (1, 1))
-        client.begun = True
-        client.out.write(whole[: len(whole) - len(body)] if request.method == "HEAD" else whole)
-        return KEEP if keep else CLOSE
 
     def tell(self, error: ApiError, request: BaseRequest, client: Client) -> Sent:
         if client.transport is None:
             return CLOSE
-        whole = request.content.is_eof()  # else its connection ends, since what is left of it is not read
-        keep = request.keep_alive and whole and not error.close and not self._desk.stopping
         headers = error.headers
         if error.retry_after_s:
             headers += (b"retry-after: %d" % max(1, round(error.retry_after_s)),)
         if client.request_id:
             headers += (b"x-request-id: " + client.request_id,)
+        self._desk.meters.errors[error.status] += 1
+        whole = request.content.is_eof()  # else its connection ends, since what is left of it is not read
+        return self._write(error.status, error.body(), headers, request, client, keep=whole and not error.close)
+
+    def _write(
+        self, status: int, body: bytes, headers: tuple[bytes, ...], request: BaseRequest, client: Client, *, keep: bool = True
+    ) -> Sent:
+        keep = keep and request.keep_alive and not self._desk.stopping
+        whole = rendered(status, body, headers, keep=keep, old=request.version < (1, 1))
         client.begun = True
-        client.out.write(rendered(error.status, error.body(), headers, keep=keep, old=request.version < (1, 1)))
+        client.out.write(whole[: len(whole) - len(body)] if request.method == "HEAD" else whole)
         return KEEP if keep else CLOSE
 
 

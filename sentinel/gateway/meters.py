@@ -82,6 +82,7 @@ class Meters(Collector):
         self.refused: Counter[tuple[str, str, str]] = Counter()  # pool, tenant, limit
         self.retries: Counter[tuple[str, str, str]] = Counter()  # pool, worker that failed, why
         self.broken: Counter[tuple[str, str, str]] = Counter()  # pool, worker, why
+        self.errors: Counter[int] = Counter(dict.fromkeys((400, 401, 404, 408, 413, 500), 0))  # by status
         self.unretried: Counter[str] = Counter({"budget": 0, "nowhere": 0})
 
     def flow(self, pool: str, worker: str) -> Flow:
@@ -119,6 +120,10 @@ class Meters(Collector):
         yield _counters(
             "sentinel_gateway_unretried_total", "Failed tries that were not repeated, by why.", ["why"],
             {(why,): count for why, count in self.unretried.items()},
+        )  # fmt: skip
+        yield _counters(
+            "sentinel_gateway_errors_total", "Errors that this gateway answered with by itself.", ["status"],
+            {(str(status),): count for status, count in self.errors.items()},
         )  # fmt: skip
         yield _counters(
             "sentinel_gateway_stream_errors_total", "Answers that broke after their first byte.", [*place, "why"], self.broken

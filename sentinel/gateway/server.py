@@ -5,7 +5,8 @@ This module exists so that a daemon, a test and the demo build the same gateway 
 * The presence is written, with no version, before the first connection is taken, so that the controller never overlooks one.
 * A version is acknowledged only after the table is in force here.
 * ``stop``: /healthz says 503 first, then nothing new is taken, then answers go on until they end or the drain is over; those that
-  are left get an error as their last event. Only then does the gateway leave the table of gateways.
+  are left get an error as their last event, or 503 where they had not begun. Only then does the gateway leave the table of
+  gateways.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from aiohttp import web
 
 from sentinel.config import ConfigError
 from sentinel.gateway.admin import admin_application
+from sentinel.gateway.answers import Answers
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.desk import Desk
+from sentinel.gateway.errors import ApiError
 from sentinel.gateway.forward import Forward
 from sentinel.gateway.front import Front
 from sentinel.gateway.models import configured
@@ -34,7 +37,12 @@ from sentinel.store.gateways import Gateways
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
+LOOK_S = 0.02  # between two looks at who is still connected
+SWEEP_S = 1.0
 CUT_S = 1.0  # what is left for the last events of answers that were cut
+_STOPS = ApiError(
+    503, "this gateway is stopping and could not wait for this answer", kind="server_error", code="stopping", retry_after_s=1.0
+)
 
 
 class Gateway:
@@ -50,7 +58,7 @@ class Gateway:
         gateways: Gateways | None = None,
         on_routes: Callable[[Routes], None] = lambda _: None,
     ) -> None:
-        self.desk, self._process = desk, process
+        self.desk, self._process, self._answers = desk, process, Answers(desk)
         self.settings: GatewaySettings = desk.settings
         self.id = boot or secrets.token_hex(8)  # never used twice
         self._watch, self._gateways, self._on_routes = watch, gateways, on_routes
@@ -65,7 +73,7 @@ class Gateway:
         """Raises ConfigError when an address cannot be bound or a certificate cannot be used."""
         tls = _tls(self.settings)
         await self._present()
-        self._front = Front(Forward(self.desk), keepalive_s=float(self.settings.keepalive))
+        self._front = Front(Forward(self.desk), keepalive_s=float(self.settings.keepalive), errors=self.desk.meters.errors)
         self._public = web.ServerRunner(self._front, shutdown_timeout=CUT_S)
         self._admin = web.AppRunner(admin_application(self.desk, self.id), access_log=None, shutdown_timeout=1.0)
         for runner in (self._public, self._admin):
@@ -133,14 +141,19 @@ class Gateway:
         until = asyncio.get_running_loop().time() + seconds
         while True:
             for client in front.clients:
-                if not client.busy:
-                    client.force_close()  # between two requests
+                if client.idle:
+                    client.force_close()
+            front.sweep(LOOK_S, CUT_S)  # who does not take the last bytes holds up nobody
             if not front.connections or asyncio.get_running_loop().time() > until:
                 break
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_S)
         left = [client.relay for client in front.clients if client.relay is not None]
         for relay in left:
             relay.fail(Trouble.STOPPING)
+        for client in front.clients:
+            if client.asks is not None and not client.begun:
+                self._answers.tell(_STOPS, client.asks, client)
+                client.force_close()
         if front.connections:
             log.warning("not every answer could be waited for", cut=len(front.connections), streams=len(left), seconds=seconds)
 
@@ -175,8 +188,10 @@ class Gateway:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SWEEP_S)
             self.desk.sweep()
+            if self._front is not None:
+                self._front.sweep(SWEEP_S, float(self.settings.stall))
 
 
 async def _bind(

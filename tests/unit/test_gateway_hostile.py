@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from sentinel.durations import Duration
 from sentinel.gateway.alone import Limits
+from sentinel.tokens import digest
 from tests.gateway_site import MODEL, Site
 
 
@@ -149,6 +151,65 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
         raw = await site.raw(b"".join(head % (len(body), body) for body in (one, two)))
         assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [200, 404]
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n%b\r\n"
+
+
+async def test_a_trailer_is_never_the_next_requests_header(tmp_path: Path) -> None:
+    """Behind a proxy the next request of a connection may be another user's: it must not be asked with the key of the one before.
+    So a request in chunks is the last of its connection, and its answer says that."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice {digest('key-a')}\n", "utf-8")
+    body = b'{"model": "m", "messages": []}'
+    async with Site("a", keys=keys) as site:
+        for key, status in ((b"Authorization: Bearer key-a\r\n", b"200"), (b"", b"401")):
+            chunked = CHUNKED % key + b"%x\r\n%b\r\n0\r\nAuthorization: Bearer key-a\r\n\r\n" % (len(body), body)
+            raw = await site.raw(chunked + b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert raw.count(b"HTTP/1.1 ") == 1 and raw.startswith(b"HTTP/1.1 " + status)
+            assert b"\r\nconnection: close\r\n" in raw.lower()
+        assert len(site.stands["a"].requests) == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"2\r\n{}\r\n"])
+async def test_broken_chunks_are_told_at_once(first: bytes) -> None:
+    """Also when the request's head, or part of its body, had come in order: 400, long before a body is given up as too late."""
+    async with Site("a", receive=Duration(60.0)) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+        writer.write(CHUNKED % b"" + first)
+        await asyncio.sleep(0.05)
+        writer.write(b"nonsense\r\n")
+        async with asyncio.timeout(5):
+            status, body = split(await reader.read())
+        assert status == 400 and "chunk" in shaped(body)["message"]
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [(b"/v1/models", 200), (b"/v1/models/none", 404), (b"/v1/completions", 405), (b"/", 404)]
+)
+async def test_head_has_no_body(path: bytes, status: int) -> None:
+    """What came after the head would be read as the beginning of the next answer on that connection."""
+    async with Site("a") as site:
+        head = b"HEAD " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+        raw = await site.raw(head + b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        first, second, body = raw.split(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d " % status) and b"content-length: 0" not in first
+        assert second.startswith(b"HTTP/1.1 200 ") and json.loads(body)["data"]
+
+
+async def test_what_is_refused_without_a_worker_is_counted() -> None:
+    """By status, which is of the gateway's own choosing; also what is no HTTP at all."""
+    async with Site("a") as site:
+        await site.raw(b"nonsense\r\n\r\n")
+        for body, status in ((b"{", 400), (b'{"model": "other"}', 404)):
+            async with site.http.post(site.url + "/v1/completions", data=body) as answer:
+                assert answer.status == status
+        async with site.http.get(site.url + "/nowhere") as answer:
+            assert answer.status == 404
+        metrics = await site.metrics()
+        counted = {status: metrics[f'sentinel_gateway_errors_total{{status="{status}"}}'] for status in (400, 401, 404, 413, 500)}
+        assert counted == {400: 2, 401: 0, 404: 2, 413: 0, 500: 0}
 
 
 steps = st.lists(

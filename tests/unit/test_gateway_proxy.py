@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from sentinel.gateway.alone import Limits
 from sentinel.model import WorkerState
@@ -205,6 +207,19 @@ async def test_models_are_what_can_be_served_now() -> None:
         async with site.post() as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "overloaded")
             assert int(answer.headers["Retry-After"]) >= 1
+
+
+async def test_a_models_name_may_have_a_slash() -> None:
+    """As those of Hugging Face have, which OpenAI's SDK quotes, and curl does not."""
+    name = "Qwen/Qwen3-0.6B"
+    async with Site("a") as site, openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="x", max_retries=0) as sdk:
+        fleet = site.gateway.desk.fleet
+        site.gateway.reconfigure(replace(fleet, pools=(replace(fleet.pools[0], model=name),)), ())
+        assert (await sdk.models.retrieve(name)).id == name
+        async with site.http.get(f"{site.url}/v1/models/{name}") as answer:
+            assert (await answer.json())["id"] == name
+        with pytest.raises(openai.NotFoundError, match="'Qwen/other' is not served here"):
+            await sdk.models.retrieve("Qwen/other")
 
 
 async def test_sessions_stay_where_they_are() -> None:
