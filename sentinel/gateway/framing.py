@@ -226,6 +226,15 @@ def chunk(payload: bytes) -> bytes:
 LAST_CHUNK = b"0\r\n\r\n"
 
 
+def plain(data: bytes) -> bytes:
+    """The payload of complete chunks; anything else as it is, and so events that have no framing: none begins with a size."""
+    if whole(data) != YES:
+        return data
+    head = Head(200, b"")
+    head.chunked = True
+    return Body(head).feed(data)
+
+
 def cut(data: bytes) -> tuple[bytes, bytes]:
     """Complete events of a stream, and the beginning of the next one."""
     lines, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, cut, whole
+from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, cut, plain, whole
 from sentinel.gateway.opening import TOLD, status_told
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from sentinel.gateway.upstream import Connection
 
 _ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # an event's end, then its chunk's
+_SEEMS = (b"1\r\n\n\r\n", b"2\r\n\r\n\r\n")  # or a chunk that is one line's end: half of it is the size's own
 _LAST_ENDS = (b"\n\n\r\n" + LAST_CHUNK, b"\r\n\r\n\r\n" + LAST_CHUNK)
 _ONE = len(SIZE_LINES)
 # Bytes of one chunk → what it begins with where it carries one more delta, as vLLM and Dynamo's frontend write them (chat and
 # completions; responses). An error begins otherwise.
 _WAYS = (b'data: {"id"', b"event: response.output_", b"event: response.reasoning_", b"event: response.function_call_")
 _DELTAS = tuple(tuple(line + way for way in _WAYS for line in lines) for lines in SIZE_LINES)
-_TOLD = tuple(b"\n" + begins for begins in TOLD)  # no text of an answer has a line's end
+_TOLD = re.compile(b"\n(?:%b)" % b"|".join(map(re.escape, TOLD)))  # no text of an answer has a line's end
 _COMMENT = re.compile(rb"[0-9A-Fa-f]+\r\n(?::[^\r\n]*(?:\n\n|\r\n\r\n))+\r\n")  # a chunk of nothing else
 
 FAILED = {
@@ -134,7 +135,7 @@ class Relay:
         self._last = now
         if self._fast:
             kind = whole(data)
-            if kind == YES and (not self._sse or data.endswith(_ENDS)):
+            if kind == YES and (not self._sse or (data.endswith(_ENDS) and not data.endswith(_SEEMS))):
                 self._count(data, now)
                 self._write(data)
                 self._steady = self._sse
@@ -211,8 +212,7 @@ class Relay:
         """The answer is complete."""
         if last:
             self._write(last)
-        ending = self._ending()
-        told = self._sse and any(word in ending for word in _TOLD)
+        told = self._sse and _TOLD.search(self._ending()) is not None
         self._end(Trouble.WORKER_ERROR if told else None)
 
     # -- from the client ----------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Relay:
         return status_told(self._ending())
 
     def _ending(self) -> bytes:
-        return b"\n%b\n%b" % (self._before, self._recent)
+        return b"\n%b\n%b" % (plain(self._before), plain(self._recent))
 
     def leave(self) -> None:
         """The client is gone, or whoever served it: let the worker stop at once."""
