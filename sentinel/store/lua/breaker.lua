@@ -30,6 +30,7 @@ local probes, lease, share = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(AR
 local now = clock()
 local this_second = math.floor(now / 1000)
 local KEPT = 86400000  -- a record that nobody touches for a day is forgotten
+local SWEEPS = 8  -- records looked through for silent reporters in one question, at most: the others' turn comes with the next
 local PAUSE = 100  -- ms between two words that a probe is free again: with a full pool each probe ends as soon as it is given
 
 local function whole(n) return string.format('%.0f', n) end
@@ -148,6 +149,7 @@ local function open(r, draw, why, hosts)  -- hosts: one or more, with spaces bet
   return turn(r, 'open', now + math.floor(lasts), why)
 end
 
+local sweeps = 0
 local function count(r, reporter, fine, failed)
   local kept = {}
   for at, f, x in string.gmatch(redis.call('HGET', r.key, 'r:' .. reporter) or '', '(%d+) (%d+) (%d+)') do
@@ -159,7 +161,8 @@ local function count(r, reporter, fine, failed)
   end
   kept[#kept + 1] = whole(this_second) .. ' ' .. whole(fine) .. ' ' .. whole(failed)
   redis.call('HSET', r.key, 'r:' .. reporter, table.concat(kept, ';'))
-  if not lately(r.swept) then  -- once a window, also of a record that nobody lists: each boot of a gateway is a reporter of its own
+  if not lately(r.swept) and sweeps < SWEEPS then  -- once a window: each boot of a gateway is a reporter of its own
+    sweeps = sweeps + 1
     counted(r.key)
     redis.call('HSET', r.key, 'swept', whole(this_second))
   end
