@@ -49,7 +49,7 @@ class Scope:
         self.waiters = self.waiting = 0  # how many are in the queue, and how much is wanted by those and by others
         self.claimed: dict[Waiter, None] = {}  # who wants it, in this queue and in others
         self.queue: OrderedDict[str, deque[Waiter]] = OrderedDict()  # tenant → its requests
-        self.said: tuple[int, int, int] | None = None  # demand, want, head, as the store heard them last
+        self.said: tuple[int, int, int] | None = None  # demand, want, head, as the store heard them last; None: not known
         self.beside: tuple[Scope, str] | None = None  # of a reserved part: the common part, and whose this is
         self.short_until = 0.0  # until then more is not to be had from the store
         self.active = -math.inf  # when it was used last
@@ -129,7 +129,10 @@ class Scope:
     # -- towards the store --------------------------------------------------------------------------------------------
 
     def need(self, now: float, block: int) -> Need:
-        """What to say of it. ``keep`` is a promise: no more is held until the answer is there."""
+        """What to say of it. ``keep`` is a promise: no more is held until the answer is there. What is no limit any more is given up,
+        also what still runs of it."""
+        if not self.limit:
+            return Need(self.name, 0, 0, 0, 0, 0)
         ready = math.ceil(block * self.unit) if now - self.active < IDLE_S else 0
         demand = self.used + self.waiting
         keep = max(self.used, min(self.cap, self.used + ready))

@@ -3,8 +3,8 @@
 This module exists so that admission never has to ask whether it may go on. What always holds here:
 
 * ``until`` is the moment to which what is held may be handed out: reckoned from before the last conclusive question was asked, by a
-  clock that goes on while this process is stopped or the machine sleeps. A process that wakes up after it hands out nothing until it
-  has asked again.
+  clock that goes on while this process is stopped or the machine sleeps. A process that wakes up after it hands out nothing until
+  it has asked again.
 * While a statement is on its way nothing is handed out beyond what it promises to keep.
 * A store that cannot be reached leaves each gateway its static share of every limit: the limit by the gateways known last, and of
   tokens one request that is larger. What was leased before stays ours until the lease ends: the store gives it to nobody before.
@@ -143,7 +143,7 @@ class Tenure:
             self._renewed = sent
         now = self._clock()
         for (scope, need), cap in zip(said, grant.caps, strict=True):
-            scope.cap = cap
+            scope.cap, scope.said = cap, (need.demand, need.want, need.head)
             scope.short_until = now + 2 * self.settings.tick if cap < need.demand else 0.0
         self._changed([scope for scope, _ in said])
         return True
@@ -153,14 +153,12 @@ class Tenure:
         the question will be answered is not known."""
         told: list[tuple[Scope, Need]] = []
         for scope in self._scopes.values():
-            if not scope.limit:
-                continue
             need = scope.need(now, self.settings.block)
             if self.away:
                 need = need._replace(keep=max(need.keep, scope.cap))
             news = (need.demand, need.want, need.head) != scope.said or need.keep < scope.cap or scope.cap < need.demand
             if news or (full and (scope.cap or need.want)):
-                scope.cap, scope.said = need.keep, (need.demand, need.want, need.head)
+                scope.cap, scope.said = need.keep, None  # whether it was heard is not known before the answer is there
                 told.append((scope, need))
         return told
 
