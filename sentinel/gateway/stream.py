@@ -130,7 +130,7 @@ class Relay:
         if self._fast and self._sse and _COMMENT.fullmatch(data) and whole(data) == YES:
             self._write(data)
             return
-        if self.events and data != LAST_CHUNK:
+        if self._sse and self.events and data != LAST_CHUNK:
             self._gap(now - self._last)
         self._last = now
         if self._fast:
@@ -220,7 +220,7 @@ class Relay:
     def hold(self) -> None:
         """The client takes less than comes."""
         if not self._held_at and not self._connection.closed:
-            self._held_at, self._taken = monotonic(), _taken(self._out)
+            self._held_at, self._taken = monotonic(), acknowledged(self._out)
             self._connection.transport.pause_reading()
 
     def go_on(self) -> None:
@@ -236,7 +236,7 @@ class Relay:
     def _look(self) -> None:
         """One timer for the stream, moved on when it rings: nothing is set anew for each piece."""
         now = monotonic()
-        if self._held_at and (taken := _taken(self._out)) != self._taken:  # slowly: the next mark may be minutes away
+        if self._held_at and (taken := acknowledged(self._out)) != self._taken:  # slowly: the next mark may be minutes away
             self._held_at, self._taken = now, taken
         left = (self._held_at or self._last) + self._stall_s - now
         if left > 0:
@@ -290,7 +290,7 @@ class Relay:
         self._end(Trouble.CLIENT)
 
 
-def _taken(out: asyncio.Transport) -> int:
+def acknowledged(out: asyncio.Transport) -> int:
     """Bytes that the client's host has acknowledged (``tcpi_bytes_acked`` of linux/tcp.h, since Linux 4.1); 0: not to be known."""
     try:
         info = out.get_extra_info("socket").getsockopt(IPPROTO_TCP, TCP_INFO, 128)

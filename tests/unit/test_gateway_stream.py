@@ -121,6 +121,19 @@ async def test_events_are_counted_and_an_error_is_seen_however_they_arrive(
         assert sum(flow.gaps.counts) == len(pieces) - 1
 
 
+@pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])
+async def test_only_streams_have_gaps(kind: bytes) -> None:
+    """The pieces of a large answer are no tokens, and nothing of them is in the histogram of what lies between two."""
+    flow, ends = Flow(), Ends()
+    head = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked" % kind)
+    relay = Relay(cast("Client", ends), cast("Connection", ends), head, flow, stall_s=60.0)
+    relay.start()
+    for part in (chunk(DELTA), chunk(DELTA), chunk(DELTA) + LAST_CHUNK):
+        relay.data_received(part)
+    flow.fold()
+    assert sum(flow.gaps.counts) == (2 if kind.startswith(b"text") else 0)
+
+
 class Ends:
     """Both connections of a relay, as far as it uses them."""
 
