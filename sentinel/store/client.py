@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel.config import ConfigError, read_secret
 from sentinel.model import Routes
 from sentinel.store.decisions import Decisions
-from sentinel.store.door import Door
+from sentinel.store.door import AT_ONCE, Door
 from sentinel.store.embedded import Embedded
 from sentinel.store.lease import Lease
 from sentinel.store.routes import RouteTable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sentinel.store.primary import Primary
 
 DEFAULT_STATE_DIR = Path("/var/lib/sentinel")
+LISTENING = 8  # subscriptions of one process at once; there are two, to the routes and to the breakers
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
@@ -127,6 +128,7 @@ def _client(settings: StoreSettings, embedded: Embedded | None, read: Callable[[
         "socket_timeout": None,  # a question's deadline is Door's; a subscription has none
         "socket_connect_timeout": float(settings.timeout),
         "client_name": "sentinel",
+        "max_connections": AT_ONCE + LISTENING,  # past it redis-py fails, so Door never lets it come to that
     }
     if embedded:
         return Redis(unix_socket_path=embedded.socket, **options), None

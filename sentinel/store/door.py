@@ -5,6 +5,8 @@ What always holds here:
 * Nothing is retried behind the caller's back: only the caller knows whether a write may be sent twice.
 * Every question has a deadline (``store.timeout``); past it, and for anything else that is no answer, StoreError is raised
   with a sentence that names the key or script and the server.
+* No more than ``AT_ONCE`` questions are under way; others wait their turn within their deadline. So a store that stands still for
+  a moment, with hundreds who ask, is late and not away.
 * A connection whose question was given up is closed, never put back: no answer is ever read as that of another question.
 * Where the store fails over, an answer counts only when ``primary`` says so.
 """
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
     from sentinel.store.primary import Primary
 
+# A question has a connection to itself. A server answers one at a time, so more of them would only queue there; a hundred processes
+# have to fit into its 10,000 clients (redis.conf, maxclients); and a store that awakes should not find thousands of TLS handshakes.
+AT_ONCE = 64
+
 
 class Door:
     """What the parts of this package ask through: commands, sure writes, all-at-once reads, scripts, and a channel."""
@@ -37,6 +43,7 @@ class Door:
         self._server = server
         self._prefix = prefix
         self._primary = primary
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self.timeout_s = timeout_s
 
     def key(self, name: str) -> str:
@@ -110,7 +117,7 @@ class Door:
     @asynccontextmanager
     async def _asking(self, what: str) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self.timeout_s), self._turns:
                 with _translated(what, self._server):
                     yield
         except TimeoutError:
