@@ -65,7 +65,8 @@ class Lanes:
             del self.known[key]
         named = {s.name for lane in self.known.values() for s in (*lane.counts, *lane.sizes)}
         named |= {s.name for own in self._owns.values() for s in (own.reserved, own.common)}
-        for name in [s.name for s in self.scopes.values() if not (s.used or s.cap or s.waiters or s.said != (0, 0, 0) or s.name in named)]:
+        named |= {s.name for s in self.scopes.values() if s.used or s.cap or s.waiters or s.said != (0, 0, 0)}
+        for name in self.scopes.keys() - named:
             del self.scopes[name]
 
     def _scope(self, name: str, kind: str, limit: int, *, sized: bool = False) -> Scope:

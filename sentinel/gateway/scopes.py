@@ -21,8 +21,8 @@ IDLE_S = 1.0  # a limit that nobody used for this long holds nothing ready
 
 
 class Waiter:
-    """A request that is not admitted yet. ``deadline``: by the admission's clock. ``patient``: it waits for what ends here, too, not only
-    for the store's word."""
+    """A request that is not admitted yet. ``deadline``: by the admission's clock. ``patient``: it waits for what ends here, too, not
+    only for the store's word."""
 
     __slots__ = ("claims", "deadline", "future", "lane", "patient", "scope", "timer", "tokens")
 
@@ -129,8 +129,8 @@ class Scope:
     # -- towards the store --------------------------------------------------------------------------------------------
 
     def need(self, now: float, block: int) -> Need:
-        """What to say of it. ``keep`` is a promise: no more is held until the answer is there. What is no limit any more is given up,
-        also what still runs of it."""
+        """What to say of it. ``keep`` is a promise: no more is held until the answer is there. What is no limit any more is given
+        up, also what still runs of it."""
         if not self.limit:
             return Need(self.name, 0, 0, 0, 0, 0)
         ready = math.ceil(block * self.unit) if now - self.active < IDLE_S else 0
