@@ -43,7 +43,7 @@ async def test_a_persons_pin_is_not_the_controllers_to_change(store_server: Any)
     assert (await records.pin("w1", "p", "open", lasts_s=60, by=PINS_BY)).pin == "open"
     assert (await records.pin("w1", "p", "closed", lasts_s=60, by="ann", why="it is well")).pin_by == "ann"
     for state in ("open", ""):
-        kept = await records.pin("w1", "p", state, lasts_s=60, by=PINS_BY)  # type: ignore[arg-type]
+        kept = await records.pin("w1", "p", state, lasts_s=60, by=PINS_BY)
         assert (kept.pin, kept.pin_by, kept.why) == ("closed", "ann", "it is well")
     assert (await records.pin("w1", "p", "", lasts_s=0, by="bob")).pin == ""
     before = (await records.listing({"w1": "p"}))[0].version
