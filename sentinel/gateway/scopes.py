@@ -21,8 +21,8 @@ IDLE_S = 1.0  # a limit that nobody used for this long holds nothing ready
 
 
 class Waiter:
-    """A request that is not admitted yet. ``deadline``: by the admission's clock. ``patient``: it waits for what ends here, too, not
-    only for the store's word."""
+    """A request that is not admitted yet. ``deadline``: by the admission's clock. ``patient``: it waits for what ends here, too,
+    not only for the store's word."""
 
     __slots__ = ("claims", "deadline", "future", "lane", "patient", "scope", "timer", "tokens")
 

@@ -43,7 +43,10 @@ alive[owner] = seq
 redis.call('HSET', KEYS[1], owner, whole(now + lease) .. ' ' .. whole(seq))
 
 -- A store that lost its data, is another one after a failover, or was away for longer than a lease does not know what is held: until
--- every living owner has said it (they do so in a lease at the latest) nobody gets more than its equal part.
+-- every living owner has said it (they do so in a lease at the latest) nobody gets more than its equal part, or one large request.
+-- Which server this is, only INFO tells, and that takes a sixth as long as all of this on Redis, three tenths on Valkey (measured). So
+-- it is asked when somebody says everything, as each owner does three times in a lease and after each question that failed; until the
+-- first does, what a replica had not heard yet may be given twice.
 local memory = redis.call('HMGET', KEYS[2], 'run', 'settled')
 local settled = tonumber(memory[2]) or 0
 if full then
