@@ -31,6 +31,7 @@ from aiohttp.web_request import BaseRequest
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
+from sentinel.gateway.stream import acknowledged
 
 log = structlog.get_logger(__name__)
 
@@ -104,17 +105,17 @@ class Client(RequestHandler):
     async def start(self) -> None:
         await super().start()  # ends when the connection has been closed, which does not mean that its last bytes are gone
         if self.transport is not None:
-            self._front.wait_for(self.transport)
+            self._front.wait_for(self)
             self.transport = None
 
     def force_close(self) -> None:
         if self.transport is not None:
-            self._front.wait_for(self.transport)
+            self._front.wait_for(self)
         super().force_close()
 
     async def taken(self) -> None:
         """Wait until it has taken what was written to it. Raises ConnectionError."""
-        self._front.wait_for(self.out)
+        self._front.wait_for(self)
         await self._drain_helper()
 
     def data_received(self, data: bytes) -> None:
@@ -146,6 +147,7 @@ class Client(RequestHandler):
         if self.relay is not None:
             self.relay.leave()  # at once; the handler's own task hears of it a moment later
         super().connection_lost(exc)
+        self._front.forget(self)
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -181,7 +183,7 @@ class Front(web.Server):
         )
 
         self.errors = errors
-        self._waits: dict[asyncio.Transport, tuple[int, float]] = {}  # for its client to take so many bytes, for so long now
+        self._waits: dict[Client, tuple[asyncio.Transport, int | None, float]] = {}  # what it has taken, and for how long no more
 
     def __call__(self) -> Client:
         return Client(self, **self._kwargs)
@@ -190,22 +192,25 @@ class Front(web.Server):
     def clients(self) -> list[Client]:
         return cast(list[Client], self.connections)
 
-    def wait_for(self, transport: asyncio.Transport) -> None:
-        """From the next ``sweep`` on its client has to take what was written, if that is more than nothing."""
-        if transport.get_write_buffer_size():
-            self._waits.setdefault(transport, (-1, 0.0))
+    def wait_for(self, client: Client) -> None:
+        """From the next ``sweep`` on it has to take what was written to it."""
+        self._waits.setdefault(client, (client.out, None, 0.0))
+
+    def forget(self, client: Client) -> None:
+        self._waits.pop(client, None)
 
     def sweep(self, passed_s: float, patience_s: float) -> None:
         """End the connections whose clients have taken nothing for so long. ``passed_s``: since the last sweep, as its caller meant
         it: a clock would count the time, too, in which this process did not run."""
-        for transport, (before, waited_s) in tuple(self._waits.items()):
+        for client, (transport, before, waited_s) in tuple(self._waits.items()):
             left = transport.get_write_buffer_size()
-            waits_s = waited_s + passed_s if left == before else 0.0
-            if left and waits_s < patience_s:
-                self._waits[transport] = (left, waits_s)
+            if not left and not transport.is_closing():
+                self.forget(client)
                 continue
-            del self._waits[transport]
-            if left:
+            now = acknowledged(transport) - left
+            waits_s = waited_s + passed_s if now == before else 0.0
+            self._waits[client] = (transport, now, waits_s)
+            if waits_s >= patience_s:
                 transport.abort()
 
     def _make_request(self, message: RawRequestMessage, *of: Any) -> BaseRequest:

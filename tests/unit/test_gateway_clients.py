@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +23,14 @@ from tests.gateway_site import MODEL, Site
 MODELS = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 ASK = b'{"model": "m", "messages": []}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b"
+BOTH = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 SMALL = 4096  # bytes that a kernel takes along, where a test wants them to be few
 
 
 def on_both_loops(test: Callable[[], Awaitable[None]]) -> Any:
     """asyncio's own, and uvloop's, which the daemon runs on where there is one: their transports are two."""
 
-    @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+    @BOTH
     def run(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         async def awaited() -> None:
             await test()
@@ -39,15 +43,20 @@ def on_both_loops(test: Callable[[], Awaitable[None]]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def bare(site: Site) -> AsyncIterator[socket.socket]:
-    """A connection on which little is under way: neither kernel holds much of what is not read."""
-    with socket.socket() as sock:
+async def bare(site: Site, tls: ssl.SSLContext | None = None) -> AsyncIterator[socket.socket]:
+    """A connection on which little is under way: neither kernel holds much of what is not read. With TLS it blocks."""
+    before = len(clients(site))
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket())
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", site.gateway.port))
-        while not clients(site):
+        if tls is not None:
+            sock.setblocking(True)
+            sock = stack.enter_context(await asyncio.to_thread(tls.wrap_socket, sock))
+        while len(clients(site)) == before:
             await asyncio.sleep(0)
-        own = socket.socket(fileno=os.dup(clients(site)[0].out.get_extra_info("socket").fileno()))
+        own = socket.socket(fileno=os.dup(clients(site)[-1].out.get_extra_info("socket").fileno()))
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
         own.close()
         yield sock
@@ -138,6 +147,31 @@ async def test_a_stop_waits_for_nobody_who_takes_nothing() -> None:
                 await site.gateway.stop()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+
+@BOTH
+def test_a_stop_waits_for_nobody_who_takes_nothing_over_tls(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, program: Callable[[str], Path]
+) -> None:
+    """Nor for one that does not say good-bye, for which TLS would wait for half a minute."""
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    new = [str(program("openssl")), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run([*new, "-subj", "/CN=gateway", "-keyout", key, "-out", cert], check=True, capture_output=True)
+    anybody = ssl.create_default_context(cafile=cert)
+    anybody.check_hostname = False
+
+    async def run() -> None:
+        async with Site("a", tls_cert=cert, tls_key=key, stall=Duration(60.0), drain=Duration(60.0)) as site:
+            site.stands["a"].handler = long
+            async with bare(site, anybody) as sock:
+                sock.sendall(POST % (len(ASK), b"Connection: close\r\n", ASK))
+                while not site.stands["a"].requests:
+                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(20):
+                    await site.gateway.stop()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
 
 
 async def test_a_request_that_waits_for_its_turn_is_not_taken_for_none() -> None:
