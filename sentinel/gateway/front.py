@@ -114,8 +114,7 @@ class Client(RequestHandler):
         super().force_close()
 
     async def taken(self) -> None:
-        """Wait until it has taken what was written to it. Raises ConnectionError."""
-        self._front.wait_for(self)
+        """Wait until it has taken most of what was written to it. Raises ConnectionError."""
         await self._drain_helper()
 
     def data_received(self, data: bytes) -> None:
@@ -137,6 +136,8 @@ class Client(RequestHandler):
         super().pause_writing()
         if self.relay is not None:
             self.relay.hold()
+        else:
+            self._front.wait_for(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -181,7 +182,6 @@ class Front(web.Server):
             max_field_size=HEAD_LINE_MAX,
             max_headers=HEADERS_MAX,
         )
-
         self.errors = errors
         self._waits: dict[Client, tuple[asyncio.Transport, int | None, float]] = {}  # what it has taken, and for how long no more
 

@@ -108,6 +108,20 @@ async def test_a_client_that_asks_and_never_reads_costs_no_memory() -> None:
 
 
 @on_both_loops
+async def test_what_is_no_request_is_no_way_round() -> None:
+    """Nonsense behind answers that are not taken is answered in its turn, and waits for no longer."""
+    async with Site("a", stall=Duration(0.5)) as site, bare(site) as sock:
+        site.stands["a"].handler = long
+        await send(sock, (POST % (len(ASK), b"", ASK)) * 2)
+        while not clients(site)[0].writing_paused:
+            await asyncio.sleep(0.01)
+        await send(sock, b"nonsense\r\n\r\n")
+        while not site.gateway.desk.meters.errors[400]:
+            await asyncio.sleep(0.01)
+        await until_nobody_is_connected(site)
+
+
+@on_both_loops
 async def test_a_client_that_reads_late_and_slowly_gets_everything() -> None:
     """Every answer, in order, though for a while it took next to nothing; what counts is that it took something."""
     async with Site("a", stall=Duration(0.9)) as site, bare(site) as sock:
