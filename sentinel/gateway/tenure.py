@@ -143,7 +143,8 @@ class Tenure:
             self._renewed = sent
         now = self._clock()
         for (scope, need), cap in zip(said, grant.caps, strict=True):
-            scope.cap, scope.said = cap, (need.demand, need.want, need.head)
+            # What was kept but may not be used is nobody's until it is said: again then, at the next tick.
+            scope.cap, scope.said = cap, None if cap < need.keep else (need.demand, need.want, need.head)
             scope.short_until = now + 2 * self.settings.tick if cap < need.demand else 0.0
         self._changed([scope for scope, _ in said])
         return True

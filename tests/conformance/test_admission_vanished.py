@@ -17,7 +17,7 @@ MANY = 1000
 async def test_a_thousand_that_vanish_at_once_leave_nothing_behind(store_server: Any, tenants: int) -> None:
     """All who wait are cancelled in the round of the loop in which a slot comes free: it goes to nobody, nothing is held or waited
     for afterwards, the store hears so, and the next request is admitted."""
-    async with fleet(store_server, 1, settings(requests=1)) as f:
+    async with fleet(store_server, 1, settings(lease=0.6, requests=1)) as f:
         (a,) = f.made
         (slot,) = await take(a, 1)
         waiting = [asyncio.create_task(a.admit("p", "w", f"t{n % tenants}", 10, 60.0)) for n in range(MANY)]
@@ -36,7 +36,7 @@ async def test_a_thousand_that_vanish_at_once_leave_nothing_behind(store_server:
 
 async def test_who_is_alive_is_let_in_among_those_that_vanished(store_server: Any) -> None:
     """One request in a hundred stays: the slot that comes free in the round in which all others vanish is its own."""
-    async with fleet(store_server, 1, settings(requests=1)) as f:
+    async with fleet(store_server, 1, settings(lease=0.6, requests=1)) as f:
         (a,) = f.made
         (slot,) = await take(a, 1)
         waiting = [asyncio.create_task(a.admit("p", "w", f"t{n % 3}", 10, 60.0)) for n in range(MANY)]
