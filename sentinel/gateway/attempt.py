@@ -99,6 +99,8 @@ class Attempt:
         """Its answer broke after it had begun. ``told``: the status of an error that the worker itself told."""
         self.trouble = trouble
         self.outcome = of_status(told, out=out) if trouble is Trouble.WORKER_ERROR else of_trouble(trouble, out=out)
+        if self.outcome is Outcome.BUSY and told != 429:  # it had room when it began: Dynamo says 503 of a worker that died
+            self.outcome = Outcome.FAILED
 
     @property
     def reached(self) -> bool:

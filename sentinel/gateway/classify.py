@@ -20,6 +20,7 @@ from enum import StrEnum
 from sentinel.gateway.guards import Outcome
 
 _BUSY = frozenset({429, 503, 529})
+_GAVE_UP = 499  # Dynamo 1.6.1 of a worker that stopped: whoever asked is still there, and cancelled nothing
 _ASKED_FOR = frozenset({501, 505})  # they say something about the request
 
 
@@ -39,7 +40,7 @@ class Trouble(StrEnum):
 
 def of_status(status: int, *, out: bool = False) -> Outcome:
     """An answer with a status. ``out``: the route table says that the worker has left rotation."""
-    if (status < 500 and status not in _BUSY) or status in _ASKED_FOR:
+    if (status < 500 and status not in _BUSY and status != _GAVE_UP) or status in _ASKED_FOR:
         return Outcome.FINE
     if out:
         return Outcome.IGNORED

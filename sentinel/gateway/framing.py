@@ -36,7 +36,7 @@ class Garbled(Exception):
 class Head:
     """The head of an answer. ``lines``: what goes on to the client. ``size``: of the body in bytes; None: not told by a length."""
 
-    __slots__ = ("chunked", "keep", "lines", "reason", "retry_after", "size", "sse", "status", "tagged")
+    __slots__ = ("chunked", "json", "keep", "lines", "reason", "retry_after", "size", "sse", "status", "tagged")
 
     def __init__(self, status: int, reason: bytes) -> None:
         self.status, self.reason = status, reason
@@ -45,6 +45,7 @@ class Head:
         self.chunked = False
         self.keep = True  # the connection may be used again
         self.sse = False  # events, and not compressed: where one ends can be seen
+        self.json = False  # one document: of no use before it is complete
         self.retry_after = False
         self.tagged = False  # it names a request id of its own
 
@@ -78,7 +79,8 @@ def parse_head(raw: bytes) -> Head:
         elif low not in HOP:
             head.lines.append(line)
             if low == b"content-type":
-                head.sse = value.strip().lower().startswith(b"text/event-stream")
+                kind = value.strip().lower()
+                head.sse, head.json = kind.startswith(b"text/event-stream"), kind.startswith(b"application/json")
             elif low == b"content-encoding":
                 coded = coded or value.strip().lower() not in (b"", b"identity")
             elif low == b"retry-after":

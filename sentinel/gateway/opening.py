@@ -85,6 +85,6 @@ def status_told(event: bytes) -> int:
 
 
 def _status(code: object) -> int:
-    if isinstance(code, int):  # 499: Dynamo 1.6.1 of a worker that stopped; whoever asked is still there, and cancelled nothing
-        return code if 400 <= code < 600 and code != 499 else 500
+    if isinstance(code, int):
+        return code if 400 <= code < 600 else 500
     return 429 if code == "rate_limit_exceeded" else 400 if code in _ASKED_FOR else 500

@@ -20,11 +20,11 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from sentinel.gateway.classify import Trouble, unheard
-from sentinel.gateway.framing import HEAD_MAX, Garbled, Head, parse_head
+from sentinel.gateway.framing import HEAD_MAX, Body, Garbled, Head, parse_head
 from sentinel.gateway.opening import opening
 
 LOOKS = 8  # at whether a connection is there, within the patience; a starved process takes seconds from one to the next
-SHORT = 256 * 1024  # bytes of an answer of known length that is waited for as a whole
+SHORT = 256 * 1024  # bytes of an answer that is waited for as a whole, where it has a length or is JSON in chunks
 
 
 class Broken(Exception):
@@ -160,9 +160,13 @@ class Connection(asyncio.Protocol):
             told = opening(head, self._early)
             self.told = told or 0
             return told is not None
-        if head.size is None or head.size > SHORT:
-            return bool(self._early)
-        return len(self._early) >= head.size
+        if head.size is None:
+            if not (head.chunked and head.json) or len(self._early) > SHORT:
+                return bool(self._early)
+            body = Body(head)  # Dynamo 1.6.1 sends its whole answers so
+            body.feed(self._early)
+            return body.done
+        return bool(self._early) if head.size > SHORT else len(self._early) >= head.size
 
     def go_on(self) -> None:
         """It is this answer that is passed on: read all of it. To be called before ``take``."""

@@ -23,7 +23,7 @@ def test_a_status_means_one_thing(status: int, out: bool) -> None:
     """4xx never count against a worker, nor what it says of a request that it does not support; back-pressure is neutral, and
     nothing a worker does after it left does count."""
     outcome = of_status(status, out=out)
-    if (status < 500 and status != 429) or status in (501, 505):
+    if (status < 500 and status not in (429, 499)) or status in (501, 505):
         assert outcome is Outcome.FINE
     elif out:
         assert outcome is Outcome.IGNORED

@@ -26,7 +26,7 @@ from tests.unit.test_gateway_failures import Heard, events, home_of
 from tests.unit.test_gateway_opening import ANNOUNCED, stream
 
 LARGE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1000
-CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b'{"id": "1", ' * 9)
+CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"[1, " * 90_000)
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 COUNTED = 'pool="p",tenant="anonymous",worker="a"'
 

@@ -302,6 +302,52 @@ async def test_garbage_in_the_middle_ends_the_stream_cleanly(garbage: bytes) -> 
         assert heard.outcomes == [("a", Outcome.FAILED)]
 
 
+@pytest.mark.parametrize("code", [503, 529])
+async def test_an_answer_that_had_begun_was_not_turned_away(code: int) -> None:
+    """What is back-pressure at first is a failure later: Dynamo tells 503 of a worker that died in the middle."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        await out.write(b'data: {"choices": []}\n\n')
+        await asyncio.sleep(0.02)
+        await out.write(b'data: {"error": {"message": "gone", "code": %d}}\n\ndata: [DONE]\n\n' % code)
+        return out
+
+    async with Site("a") as site:
+        site.stands["a"].handler = handler
+        heard = Heard(site)
+        async with site.post(stream=True) as answer:
+            await answer.read()
+        await site.free()
+        assert heard.outcomes == [("a", Outcome.FAILED)]
+
+
+@pytest.mark.parametrize("how", ["cut", "garbled"])
+async def test_a_whole_answer_in_chunks_is_saved_as_a_whole(how: str) -> None:
+    """Dynamo sends JSON in chunks: where it breaks midway nothing was shown, and another worker makes it."""
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        request.transport.write(head + b'8\r\n{"id": "\r\n')
+        await asyncio.sleep(0.05)
+        if how == "garbled":
+            request.transport.write(b"zz\r\n")
+            await asyncio.sleep(5)
+        request.transport.abort()
+        return web.Response()
+
+    async with Site("a", "b") as site:
+        home = await home_of(site, "u")
+        site.stands[home].handler = handler
+        heard = Heard(site)
+        async with site.post(user="u") as answer:
+            assert answer.status == 200 and (await answer.json())["id"] != f"chatcmpl-{home}"
+        await site.free()
+        assert (home, Outcome.FAILED) in heard.outcomes
+
+
 async def test_half_an_event_is_never_shown() -> None:
     """A worker that dies within an event: the client sees complete events only, then the error."""
 
@@ -324,7 +370,8 @@ async def test_half_an_event_is_never_shown() -> None:
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
-    ("code", "outcome"), [(400, Outcome.FINE), (404, Outcome.FINE), (500, Outcome.FAILED), (None, Outcome.FAILED)]
+    ("code", "outcome"),
+    [(400, Outcome.FINE), (404, Outcome.FINE), (499, Outcome.FAILED), (500, Outcome.FAILED), (None, Outcome.FAILED)],
 )
 async def test_an_error_that_a_stream_tells_is_judged_by_its_status(
     after: int, code: int | None, outcome: Outcome, *, apart: bool

@@ -39,7 +39,7 @@ def read(body: bytes, *, chunks: int = 0) -> int | None:
         (b"", None), (b"ev", None), (b"da", None), (ANNOUNCED, None), (ANNOUNCED + b"event: resp", None),
         (ANNOUNCED + DELTA, 0), (b'data: {"id":"chatcmpl-1"}\n\n', 0), (b": still here\n\n", None), (b"\xff\xff", 0),
         (FAILED[:40], None), (FAILED, 500), (FAILED.replace(b"500", b"503"), 503), (FAILED.replace(b"500", b"400"), 400),
-        (FAILED.replace(b"500", b"499"), 500),
+        (FAILED.replace(b"500", b"499"), 499),
         (ANNOUNCED + FAILED, 500), (b"event: error\ndata: gone\n\n", 500), (b'event: error\r\ndata: {"error":{}}\r\n\r\n', 500),
         (b'data: {"error":{"code":"engine_dead"}}\n\n', 500), (ANNOUNCED + b"x" * (1 << 20), 0),
         (ANNOUNCED + RESPONSE, 500), (ANNOUNCED + RESPONSE[:-1], None), (RESPONSE.replace(b"server_error", b"invalid_prompt"), 400),

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from sentinel.agent.actions import check as check_actions
 from sentinel.cli.main import main
 from sentinel.config import load
+from sentinel.tokens import digest
 from tests.conftest import leave_out
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -95,6 +96,8 @@ def example(name: str, folder: Path) -> Path:
     text = (DEPLOY / "config" / name).read_text("utf-8")
     for named in re.findall(r'"/etc/sentinel/([\w.]+)"', text):
         (folder / named).touch(mode=0o640)
+        if named.endswith("tokens"):
+            (folder / named).write_text(f"somebody {digest('key')}\n", "utf-8")
     file = folder / name
     file.write_text(text.replace("/etc/sentinel/", f"{folder}/"), "utf-8")
     return file
