@@ -132,13 +132,15 @@ async def test_one_that_drains_for_long_takes_nobody_along(rig: Rig) -> None:
             assert watcher.alive()
             await asyncio.sleep(0.05)
         assert [stream.result() for stream in streams] == [100] * len(streams)
-        while watcher._children.get(0) is None or watcher._children[0].pid == first or 0 not in watcher._heard:
-            assert watcher.alive()
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(40):
+            while watcher._children.get(0) is None or watcher._children[0].pid == first or 0 not in watcher._heard:
+                assert watcher.alive()
+                await asyncio.sleep(0.05)
         assert watcher._children[1].pid == second
     finally:
         os.kill(os.getpid(), signal.SIGTERM)  # taken by the loop
-        assert await running == 0
+        status = await asyncio.wait_for(running, 40)
+    assert status == 0
 
 
 async def _in_flight(http: aiohttp.ClientSession, admin: int) -> bool:
