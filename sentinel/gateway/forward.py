@@ -54,7 +54,7 @@ class Forward:
         self._unsaid: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, request: BaseRequest, client: Client) -> Sent:
-        client.busy, client.begun, client.request_id = True, False, b""
+        client.begun, client.request_id = False, b""
         began = time.monotonic()
         try:
             if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
@@ -71,8 +71,6 @@ class Forward:
                 client.out.abort()
                 return CLOSE
             return self._own.tell(ApiError(500, "this gateway failed", kind="server_error"), request, client)
-        finally:
-            client.busy = False
 
     # -- the way of one request ---------------------------------------------------------------------------------------
 

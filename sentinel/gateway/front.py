@@ -78,7 +78,6 @@ class Client(RequestHandler):
     """One connection of a client."""
 
     relay: Streaming | None = None  # what is being streamed to it now
-    busy = False  # a request of it is being handled
     begun = False  # part of an answer to the request of now has been written
     request_id = b""
 
