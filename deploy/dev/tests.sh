@@ -8,9 +8,9 @@ shift
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 trap 'kill "$other" 2>/dev/null; exit 130' INT TERM
-"$python" -m pytest -m "not long" tests/e2e tests/property >"$log" 2>&1 &
+"$python" -m pytest -m "not long" tests/e2e tests/property tests/conformance/test_[a-f]*.py >"$log" 2>&1 &
 other=$!
-"$python" -m pytest -m "not long" tests/conformance tests/unit
+"$python" -m pytest -m "not long" tests/conformance/test_[!a-f]*.py tests/unit
 first=$?
 wait "$other"
 second=$?
