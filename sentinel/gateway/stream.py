@@ -58,8 +58,7 @@ class Relay:
     __slots__ = (
         "_before", "_body", "_chunked", "_client", "_connection", "_due", "_fast", "_gap", "_held_at", "_last", "_loop", "_mark",
         "_open", "_out", "_raw", "_recent", "_responses", "_sse", "_stall_s", "_steady", "_tail", "_taken", "_timer", "_unbounded",
-        "_write",
-        "ended", "events", "first_at",
+        "_write", "ended", "events", "first_at",
     )  # fmt: skip
 
     def __init__(
