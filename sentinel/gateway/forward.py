@@ -59,7 +59,8 @@ class Forward:
         try:
             if request.raw_path.startswith(MODELS) and request.method in ("GET", "HEAD"):
                 return self._own.models(request, client)
-            x = await receive(request, client, self._desk, began=began)
+            desk = self._desk
+            x = await receive(request, client, desk.settings, desk.keys, began=began, own_key=bool(desk.worker_key))
             return await self._serve(x, client)
         except ApiError as error:
             return self._own.tell(error, request, client)

@@ -19,8 +19,10 @@ used as they are; its response objects are not, because building one costs more 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from socket import IPPROTO_TCP, TCP_INFO
 from typing import Any, Protocol, cast
 
 import structlog
@@ -31,7 +33,6 @@ from aiohttp.web_request import BaseRequest
 
 from sentinel.gateway.classify import Trouble
 from sentinel.gateway.errors import ApiError
-from sentinel.gateway.stream import acknowledged
 
 log = structlog.get_logger(__name__)
 
@@ -234,3 +235,12 @@ class _Bound:
         except ConnectionError:
             return CLOSE
         return await self._handler(request, client)
+
+
+def acknowledged(out: asyncio.Transport) -> int:
+    """Bytes that the client's host has acknowledged (``tcpi_bytes_acked`` of linux/tcp.h, since Linux 4.1); 0: not to be known."""
+    try:
+        info = out.get_extra_info("socket").getsockopt(IPPROTO_TCP, TCP_INFO, 128)
+    except OSError:
+        return 0
+    return int.from_bytes(info[120:], sys.byteorder)

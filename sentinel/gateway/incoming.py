@@ -25,8 +25,8 @@ from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import HOP
 
 if TYPE_CHECKING:
-    from sentinel.gateway.desk import Desk
     from sentinel.gateway.front import Client
+    from sentinel.gateway.keys import Keys
     from sentinel.settings import GatewaySettings
 
 PATHS = {
@@ -101,20 +101,22 @@ class Incoming:
         return first + b"\r\n".join(self.lines) + b"\r\n\r\n"
 
 
-async def receive(request: BaseRequest, client: Client, desk: Desk, *, began: float) -> Incoming:
-    """Read one request whole. Raises ApiError."""
+async def receive(
+    request: BaseRequest, client: Client, settings: GatewaySettings, keys: Keys, *, began: float, own_key: bool = False
+) -> Incoming:
+    """Read one request whole. ``own_key``: this gateway has one for the workers. Raises ApiError."""
     path = request.raw_path.partition("?")[0]
     kind = PATHS.get(path)
     if kind is None:
         raise ApiError(404, f"there is no {request.method} {path[:200]} here", code="unknown_url")
     if request.method != "POST":
         raise ApiError(405, f"{path} wants POST, not {request.method}", headers=(b"allow: POST",))
-    tenant = desk.keys.tenant(request.headers.get("Authorization"))
-    x = Incoming(request, kind, tenant, began=began, own_keys=desk.keys.wanted or bool(desk.worker_key))
+    tenant = keys.tenant(request.headers.get("Authorization"))
+    x = Incoming(request, kind, tenant, began=began, own_keys=keys.wanted or own_key)
     client.request_id = x.request_id
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "a compressed body cannot be read here; send it without Content-Encoding", close=True)
-    x.body = await _body(request, client, desk.settings)
+    x.body = await _body(request, client, settings)
     x.ask = read(x.body, kind, x.session)
     x.session = f"{x.tenant}\0{_short(x.ask.session)}" if x.ask.session else ""
     return x

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from math import inf
-from socket import IPPROTO_TCP, TCP_INFO
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from sentinel.gateway.classify import Trouble, unheard
 from sentinel.gateway.errors import ApiError
 from sentinel.gateway.framing import EVENT_MAX, LAST, LAST_CHUNK, SIZE_LINES, YES, Body, Garbled, Head, chunk, cut, plain, whole
+from sentinel.gateway.front import acknowledged
 from sentinel.gateway.opening import TOLD, status_told
 
 if TYPE_CHECKING:
@@ -287,12 +286,3 @@ class Relay:
     def leave(self) -> None:
         """The client is gone, or whoever served it: let the worker stop at once."""
         self._end(Trouble.CLIENT)
-
-
-def acknowledged(out: asyncio.Transport) -> int:
-    """Bytes that the client's host has acknowledged (``tcpi_bytes_acked`` of linux/tcp.h, since Linux 4.1); 0: not to be known."""
-    try:
-        info = out.get_extra_info("socket").getsockopt(IPPROTO_TCP, TCP_INFO, 128)
-    except OSError:
-        return 0
-    return int.from_bytes(info[120:], sys.byteorder)
