@@ -26,7 +26,9 @@ from tests.unit.test_gateway_failures import Heard, events, home_of
 from tests.unit.test_gateway_opening import ANNOUNCED, stream
 
 LARGE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1000
-CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"[1, " * 90_000)
+IN_CHUNKS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = IN_CHUNKS + chunk(b"[1, " * 90_000)
+SHORT = IN_CHUNKS + chunk(b'{"id": "')
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 COUNTED = 'pool="p",tenant="anonymous",worker="a"'
 
@@ -260,3 +262,29 @@ async def test_a_client_that_reads_slowly_is_not_one_that_takes_nothing(certifie
         await site.free()
         assert heard.outcomes == [("a", Outcome.IGNORED)]
         client.close()
+
+
+@pytest.mark.parametrize("code", [503, 529])
+async def test_an_answer_that_had_begun_was_not_turned_away(code: int) -> None:
+    """What is back-pressure at first is a failure later: Dynamo tells 503 of a worker that died in the middle."""
+    told = b'data: {"error": {"message": "gone", "code": %d}}\n\n' % code
+    async with Site("a") as site:
+        site.stands["a"].handler = stream(b'data: {"choices": []}\n\n', told)
+        heard = Heard(site)
+        async with site.post(stream=True) as answer:
+            await answer.read()
+        await site.free()
+        assert heard.outcomes == [("a", Outcome.FAILED)]
+
+
+@pytest.mark.parametrize("how", ["reset", "closed", "garbled"])
+async def test_a_whole_answer_in_chunks_is_saved_as_a_whole(how: str) -> None:
+    """Dynamo sends JSON in chunks: where it breaks midway nothing was shown, and another worker makes it."""
+    async with Site("a", "b") as site:
+        home = await home_of(site, "u")
+        site.stands[home].handler = begins(SHORT, how)
+        heard = Heard(site)
+        async with site.post(user="u") as answer:
+            assert answer.status == 200 and (await answer.json())["id"] != f"chatcmpl-{home}"
+        await site.free()
+        assert (home, Outcome.FAILED) in heard.outcomes

@@ -302,52 +302,6 @@ async def test_garbage_in_the_middle_ends_the_stream_cleanly(garbage: bytes) -> 
         assert heard.outcomes == [("a", Outcome.FAILED)]
 
 
-@pytest.mark.parametrize("code", [503, 529])
-async def test_an_answer_that_had_begun_was_not_turned_away(code: int) -> None:
-    """What is back-pressure at first is a failure later: Dynamo tells 503 of a worker that died in the middle."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await out.prepare(request)
-        await out.write(b'data: {"choices": []}\n\n')
-        await asyncio.sleep(0.02)
-        await out.write(b'data: {"error": {"message": "gone", "code": %d}}\n\ndata: [DONE]\n\n' % code)
-        return out
-
-    async with Site("a") as site:
-        site.stands["a"].handler = handler
-        heard = Heard(site)
-        async with site.post(stream=True) as answer:
-            await answer.read()
-        await site.free()
-        assert heard.outcomes == [("a", Outcome.FAILED)]
-
-
-@pytest.mark.parametrize("how", ["cut", "garbled"])
-async def test_a_whole_answer_in_chunks_is_saved_as_a_whole(how: str) -> None:
-    """Dynamo sends JSON in chunks: where it breaks midway nothing was shown, and another worker makes it."""
-
-    async def handler(request: web.Request) -> web.Response:
-        assert request.transport
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-        request.transport.write(head + b'8\r\n{"id": "\r\n')
-        await asyncio.sleep(0.05)
-        if how == "garbled":
-            request.transport.write(b"zz\r\n")
-            await asyncio.sleep(5)
-        request.transport.abort()
-        return web.Response()
-
-    async with Site("a", "b") as site:
-        home = await home_of(site, "u")
-        site.stands[home].handler = handler
-        heard = Heard(site)
-        async with site.post(user="u") as answer:
-            assert answer.status == 200 and (await answer.json())["id"] != f"chatcmpl-{home}"
-        await site.free()
-        assert (home, Outcome.FAILED) in heard.outcomes
-
-
 async def test_half_an_event_is_never_shown() -> None:
     """A worker that dies within an event: the client sees complete events only, then the error."""
 
